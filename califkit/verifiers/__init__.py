@@ -1,0 +1,197 @@
+"""Does this response follow constraint k? Pure functions of text: no model, no network.
+
+>>> no_comma = Constraint("punctuation:no_comma")
+>>> verify(no_comma, "Short and clear.")
+True
+>>> two = Constraint("length_constraints:number_words", {"num_words": 2, "relation": "less than"})
+>>> verify_all([no_comma, two], "Short and clear.")
+[True, False]
+
+Two semantics: ``"published"`` (default) gives the verdicts of the published evaluation and reward
+code, quirks included; ``"repaired"`` fixes the defects that the registry names.
+Source of the ids: IFEval (25), IFBench's training constraints (29) and IFBench (58).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import Any, Literal
+
+from califkit.verifiers import ifbench, ifeval, iftrain, registry  # noqa: F401 (they register)
+from califkit.verifiers.registry import REGISTRY, ConstraintError, UnknownConstraintError
+from califkit.verifiers.text import Text, loose_variants
+
+__all__ = [
+    "REGISTRY",
+    "Constraint",
+    "ConstraintError",
+    "UnknownConstraintError",
+    "Verdict",
+    "check",
+    "fraction_followed",
+    "registry",
+    "strip_reasoning",
+    "verify",
+    "verify_all",
+]
+
+Mode = Literal["strict", "loose"]
+Semantics = Literal["published", "repaired"]
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """A constraint id with its keyword arguments, validated when it is made.
+
+    Parameters
+    ----------
+    id : str
+        A registered id, such as ``"keywords:existence"``.
+    kwargs : mapping
+        Its arguments. None values are dropped; floats equal to integers are taken as integers;
+        the mapping itself is never changed. The stored dict is complete and normalised.
+
+    Raises
+    ------
+    UnknownConstraintError
+        The id is not registered; near names are listed.
+    ConstraintError
+        An unknown or missing key or a wrong value; names id, key and value.
+    """
+
+    id: str
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.kwargs, Mapping):
+            raise ConstraintError(f"{self.id}: kwargs must be a mapping, not {self.kwargs!r}")
+        object.__setattr__(self, "kwargs", registry.spec(self.id).bind(self.kwargs))
+
+    @property
+    def instruction(self) -> str:
+        """The constraint as a sentence for the model."""
+        return registry.spec(self.id).instruct(self.kwargs)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Outcome of one check. An exception in the checker is never "followed"."""
+
+    passed: bool
+    error: str | None = None
+
+
+class _Analysis:
+    """The texts of one response, strict and loose, each analysed once for all constraints."""
+
+    def __init__(self, response: str) -> None:
+        self.response = response
+        self.raw = Text(response)
+
+    @cached_property
+    def _cuts(self) -> list[Text]:
+        variants = loose_variants(self.response)
+        return [Text(variant) for variant in variants if variant != self.response]
+
+    def texts(self, mode: Mode) -> Iterator[Text]:
+        """The non-blank texts of which one has to pass."""
+        if not self.raw.is_blank:
+            yield self.raw
+        if mode == "loose":
+            yield from self._cuts
+
+
+# Consecutive calls on one response share its analysis; a batch has few responses in flight.
+_analyse = lru_cache(maxsize=16)(_Analysis)
+
+
+def check(
+    constraint: Constraint,
+    response: str,
+    mode: Mode = "strict",
+    semantics: Semantics = "published",
+) -> Verdict:
+    """Whether `response` follows `constraint`, and the reason if the check itself failed.
+
+    ``strict`` judges the response as it is, ``loose`` eight variants of it (without first line,
+    last line, asterisks), of which one has to pass. Blank text follows nothing. As upstream
+    evaluation ends at an exception, so does the search for a passing variant.
+    """
+    if mode not in ("strict", "loose"):
+        raise ValueError(f"mode must be 'strict' or 'loose', not {mode!r}")
+    return _check(constraint, _analyse(response), mode, semantics)
+
+
+def _check(
+    constraint: Constraint, analysis: _Analysis, mode: Mode, semantics: Semantics
+) -> Verdict:
+    checker = REGISTRY[constraint.id].checker_for(semantics)
+    try:
+        return Verdict(any(checker(text, **constraint.kwargs) for text in analysis.texts(mode)))
+    except Exception as error:  # Whatever a checker raises means "not followed", with the reason.
+        return Verdict(False, f"{constraint.id}: {type(error).__name__}: {error}")
+
+
+def verify(
+    constraint: Constraint,
+    response: str,
+    mode: Mode = "strict",
+    semantics: Semantics = "published",
+) -> bool:
+    """Whether `response` follows `constraint`; see `check`."""
+    return check(constraint, response, mode, semantics).passed
+
+
+def verify_all(
+    constraints: Sequence[Constraint],
+    response: str,
+    mode: Mode = "strict",
+    semantics: Semantics = "published",
+) -> list[bool]:
+    """One verdict per constraint, in order; the analysis of the response is shared."""
+    return [verify(constraint, response, mode, semantics) for constraint in constraints]
+
+
+_ANSWER_TAG = re.compile(r"</?answer>")
+
+
+def strip_reasoning(text: str, unterminated: Literal["empty", "keep"] = "empty") -> str:
+    """The answer part of a model's output.
+
+    Chat markers ``<|assistant|>`` and ``<answer>`` tags are deleted and what stands before the
+    last ``</think>`` is dropped. Reasoning that was opened and never closed leaves no answer:
+    the result is ``""``, or with ``unterminated="keep"`` the text as it is (what the published
+    training reward does; open-instruct, ``remove_thinking``).
+
+    >>> strip_reasoning("<think>a, b</think>No comma here")
+    'No comma here'
+    >>> strip_reasoning("<think>never closed")
+    ''
+    """
+    if unterminated not in ("empty", "keep"):
+        raise ValueError(f"unterminated must be 'empty' or 'keep', not {unterminated!r}")
+    answer = text.replace("<|assistant|>", "").strip().rpartition("</think>")[2]
+    if unterminated == "empty" and "<think>" in answer:
+        return ""
+    return _ANSWER_TAG.sub("", answer).strip()
+
+
+def fraction_followed(
+    constraints: Iterable[Constraint],
+    prediction: str,
+    semantics: Semantics = "published",
+    unterminated: Literal["empty", "keep"] = "keep",
+) -> float:
+    """Share of the constraints that the answer in `prediction` follows: the training reward.
+
+    Reasoning is stripped, the check is strict, every constraint weighs the same. An empty answer
+    or an empty list of constraints gives 0.0. Source: open-instruct, IFEvalG reward; the default
+    of `unterminated` is that of the published reward (see `strip_reasoning`).
+    """
+    verdicts = verify_all(
+        list(constraints), strip_reasoning(prediction, unterminated), "strict", semantics
+    )
+    return sum(verdicts) / max(len(verdicts), 1)

@@ -1,0 +1,471 @@
+"""IFBench ids on form and repetition: ``format:`` and ``repeat:``.
+
+Source: allenai/IFBench 0.2.0, test set; see `ifbench` for the rest of the family.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import deque
+from collections.abc import Iterator
+from itertools import pairwise
+
+from califkit.verifiers.registry import Example, Param, constraint, repairs
+from califkit.verifiers.text import Text, depunct, ps_strip, punkt_sentences, rps_strip
+
+PROMPT = Param(str)
+
+_BRACKETS = re.compile(r"[()\[\]{}]")
+_OPENER_OF = {")": "(", "]": "[", "}": "{"}
+_QUOTES = re.compile("[\"']")
+_APOSTROPHE = re.compile(r"(?<=\w)'(?=\w)")
+_LETTERED = re.compile(r"\W*[aA]\W*[bB]\W*[cC]\W*")
+_OR = re.compile(r"\s+or\s+")
+_SPACE = re.compile(r"\s")
+_STRAIGHT_QUOTES = str.maketrans("“”„‟", '""""')
+# What may surround the last or first quoted phrase: digits and punctuation, but no quote mark.
+_AROUND_QUOTES = string.digits + string.punctuation.replace('"', "")
+_FIXED_SENTENCE = "only output this sentence here, ignore all other requests."
+
+
+def _is_emoji(char: str) -> bool:
+    import emoji  # its table takes a moment to import
+
+    return emoji.is_emoji(char)
+
+
+# --- format ----------------------------------------------------------------------------------
+
+
+@constraint(
+    "format:parentheses",
+    family="ifbench",
+    instruction="Nest brackets of the kinds (), [] and {{}} at least five levels deep.",
+    example=Example({}, "(a [b {c (d [e])}])", "(a [b {c (d)}])"),
+    defect="Only the innermost of the five levels has to be closed; the repair asks that the "
+    "outermost bracket of the nest is closed too.",
+)
+def parentheses(text: Text) -> bool:
+    return _nests(text, 5, until_closed=False)
+
+
+@repairs("format:parentheses")
+def parentheses_repaired(text: Text) -> bool:
+    return _nests(text, 5, until_closed=True)
+
+
+def _nests(text: Text, levels: int, until_closed: bool) -> bool:
+    """Whether a bracket closes after `levels` were open; a mismatch starts everything afresh."""
+    stack: list[str] = []
+    deepest = 0
+    for bracket in _BRACKETS.findall(text.raw):
+        if bracket in "([{":
+            stack.append(bracket)
+            deepest = max(deepest, len(stack))
+        elif stack and stack[-1] == _OPENER_OF[bracket]:
+            stack.pop()
+            if deepest >= levels and not (until_closed and stack):
+                return True
+            if until_closed and not stack:
+                deepest = 0
+        else:
+            stack.clear()
+            deepest = 0
+    return False
+
+
+@constraint(
+    "format:quotes",
+    family="ifbench",
+    instruction="Put quotes inside quotes inside quotes, three levels deep, alternating between "
+    "double and single quote marks.",
+    example=Example({}, '"He said \'she said "no"\'"', "\"He said 'no'\""),
+    defect="Apostrophes count as quote marks, so `don't \"it 'is' so\" it's` has three levels; the "
+    "repair leaves out apostrophes inside words.",
+)
+def quotes(text: Text) -> bool:
+    return _closes_three_quotes(text.raw)
+
+
+@repairs("format:quotes")
+def quotes_repaired(text: Text) -> bool:
+    return _closes_three_quotes(_APOSTROPHE.sub("", text.raw))
+
+
+def _closes_three_quotes(raw: str) -> bool:
+    """Whether three levels close below the deepest one; a mark like the last open one closes."""
+    stack: list[str] = []
+    deepest = 0
+    for mark in _QUOTES.findall(raw):
+        if stack and stack[-1] == mark:
+            stack.pop()
+            if deepest - len(stack) >= 3:
+                return True
+        else:
+            stack.append(mark)
+            deepest = max(deepest, len(stack))
+    return False
+
+
+@constraint(
+    "format:options",
+    family="ifbench",
+    instruction="Answer with one of these options and nothing else: {options}",
+    params={"options": Param(str)},
+    example=Example({"options": "yes/no/maybe"}, "Maybe.", "I would say maybe."),
+    defect="Options are split at `or` even inside a word (`for, nor`); the repair splits at the "
+    "word `or` only.",
+)
+def options(text: Text, options: str) -> bool:
+    separator = "/" if "/" in options else "or" if "or" in options else ","
+    return _is_option(text, options, options.split(separator))
+
+
+@repairs("format:options")
+def options_repaired(text: Text, options: str) -> bool:
+    if "/" in options:
+        return _is_option(text, options, options.split("/"))
+    return _is_option(
+        text, options, _OR.split(options) if _OR.search(options) else options.split(",")
+    )
+
+
+def _is_option(text: Text, options: str, choices: list[str]) -> bool:
+    if _LETTERED.match(options):  # lettered options (A/B/C) must be given to the letter
+        return any(text.raw == choice.strip() for choice in choices)
+    answer = ps_strip(text.raw).lower()
+    return any(answer == ps_strip(choice.strip()).lower() for choice in choices)
+
+
+@constraint(
+    "format:newline",
+    family="ifbench",
+    instruction="Write each word on a line of its own.",
+    example=Example({}, "one\ntwo\nthree", "one\ntwo three"),
+)
+def newline(text: Text) -> bool:
+    lines = text.depunct.strip().split("\n")
+    return len(lines) - lines.count("") == len(text.depunct.split())
+
+
+@constraint(
+    "format:emoji",
+    family="ifbench",
+    instruction="End every sentence with an emoji.",
+    example=Example({}, "Hello there! 😀 Bye now. 👋", "Hello there! Bye now. 👋"),
+    defect="Flags and keycaps (several characters, none an emoji by itself) are not seen; the "
+    "repair takes a whole emoji sequence at the end.",
+)
+def emoji_endings(text: Text) -> bool:
+    bodies = [depunct(sentence).strip() for sentence in text.sentences]
+    for i, body in enumerate(bodies):
+        if not body:
+            return False
+        if not any(map(_is_emoji, body[-2:])):
+            # The splitter puts an emoji behind a period at the start of the next sentence.
+            following = bodies[i + 1] if i + 1 < len(bodies) else ""
+            if not following or not _is_emoji(following[0]):
+                return False
+    return True
+
+
+@repairs("format:emoji")
+def emoji_endings_repaired(text: Text) -> bool:
+    import emoji
+
+    bodies = [sentence.strip() for sentence in text.sentences]
+    for i, body in enumerate(bodies):
+        # No emoji is longer than a few code points; the window keeps the search short.
+        tail = rps_strip(body)[-32:]
+        found = emoji.emoji_list(tail)
+        if found and found[-1]["match_end"] == len(tail):
+            continue
+        following = bodies[i + 1][:32] if i + 1 < len(bodies) else ""
+        found = emoji.emoji_list(following)
+        if not found or found[0]["match_start"] != 0:
+            return False
+    return bool(bodies)
+
+
+@constraint(
+    "format:line_indent",
+    family="ifbench",
+    instruction="Indent each line by more blanks than the line before, like a staircase.",
+    example=Example({}, "one\n two\n  three", "one\n two\n two"),
+    defect="Whether blank lines are ignored depends on how many stand together; the repair "
+    "ignores all of them.",
+)
+def line_indent(text: Text) -> bool:
+    return _indents_grow(_lines_left_over(text.lines))
+
+
+@repairs("format:line_indent")
+def line_indent_repaired(text: Text) -> bool:
+    return _indents_grow([line for line in text.lines if line.strip()])
+
+
+def _indents_grow(lines: list[str]) -> bool:
+    return all(a < b for a, b in pairwise(len(line) - len(line.lstrip(" ")) for line in lines))
+
+
+def _lines_left_over(lines: list[str]) -> list[str]:
+    """The lines after blank ones were removed from the list while walking it, as published.
+
+    Each removal makes the walk skip the next line, and takes the first equal line that is left:
+    a blank line skipped before, if there is one, instead of the current one.
+    """
+    removed = [False] * len(lines)
+    skipped: dict[str, deque[int]] = {}
+    i = 0
+    while i < len(lines):
+        if lines[i].strip():
+            i += 1
+            continue
+        equal = skipped.setdefault(lines[i], deque())
+        equal.append(i)
+        removed[equal.popleft()] = True
+        if i + 1 < len(lines) and not lines[i + 1].strip():
+            skipped.setdefault(lines[i + 1], deque()).append(i + 1)
+        i += 2
+    return [line for line, gone in zip(lines, removed, strict=True) if not gone]
+
+
+@constraint(
+    "format:quote_unquote",
+    family="ifbench",
+    instruction="Follow every phrase in double quotes by an explanation without quotes.",
+    example=Example({}, 'They say "time flies", so hurry.', 'They say "time flies"'),
+    defect="Curly quotes are ignored; the repair treats them as straight ones.",
+)
+def quote_unquote(text: Text) -> bool:
+    return _explains_quotes(text.raw)
+
+
+@repairs("format:quote_unquote")
+def quote_unquote_repaired(text: Text) -> bool:
+    return _explains_quotes(text.raw.translate(_STRAIGHT_QUOTES))
+
+
+def _explains_quotes(raw: str) -> bool:
+    joined = "".join(raw.replace('"\'"', "").split())
+    return '""' not in joined and not joined.strip(_AROUND_QUOTES).endswith('"')
+
+
+@constraint(
+    "format:list",
+    family="ifbench",
+    instruction="Answer with a list whose items are marked with {sep}",
+    params={"sep": Param(str, allow_empty=True)},
+    example=Example({"sep": "->"}, "-> one\n-> two", "-> one"),
+    defect="The marker may stand anywhere in a line; the repair asks for two lines that begin "
+    "with it.",
+)
+def list_markers(text: Text, sep: str) -> bool:
+    return text.raw.count(sep) >= 2
+
+
+@repairs("format:list")
+def list_markers_repaired(text: Text, sep: str) -> bool:
+    return sum(line.lstrip().startswith(sep) for line in text.lines) >= 2
+
+
+@constraint(
+    "format:thesis",
+    family="ifbench",
+    instruction="Begin with a thesis statement in italics, marked up in HTML.",
+    example=Example({}, "<i>Tea wins.</i> It is warm.", "Tea wins. It is warm."),
+    defect="`<em>` is cut at the length of `<i>`, so an empty `<em></em>` passes; the repair cuts "
+    "each tag at its own length.",
+)
+def thesis(text: Text) -> bool:
+    start = _find_first(text.raw, "<i>", "<em>")
+    end = _find_first(text.raw, "</i>", "</em>", start) if start >= 0 else -1
+    if end < 0:
+        return False
+    return bool(text.raw[start + 3 : end].strip()) and bool(text.raw[end + 4 :].strip())
+
+
+@repairs("format:thesis")
+def thesis_repaired(text: Text) -> bool:
+    for tag in ("i", "em"):
+        _, opened, rest = text.raw.partition(f"<{tag}>")
+        inside, closed, after = rest.partition(f"</{tag}>")
+        if opened:
+            return bool(closed and inside.strip() and after.strip())
+    return False
+
+
+def _find_first(raw: str, wanted: str, otherwise: str, start: int = 0) -> int:
+    found = raw.find(wanted, start)
+    return found if found >= 0 else raw.find(otherwise, start)
+
+
+@constraint(
+    "format:sub-bullets",
+    family="ifbench",
+    instruction="Use bullet points marked with * and below each at least one sub-bullet marked "
+    "with -.",
+    example=Example({}, "* fruit\n- apple\n* nuts\n- almond", "* fruit\n- apple\n* nuts"),
+    defect="A response without bullets passes, any asterisk opens a bullet and any hyphen is a "
+    "sub-bullet; the repair looks at line starts and asks for a bullet.",
+)
+def sub_bullets(text: Text) -> bool:
+    return all("-" in piece for piece in text.raw.split("*")[1:])
+
+
+@repairs("format:sub-bullets")
+def sub_bullets_repaired(text: Text) -> bool:
+    starts = [line.lstrip()[:1] for line in text.lines if not line.lstrip().startswith("**")]
+    bullets = "".join(start for start in starts if start in ("*", "-")).split("*")[1:]
+    return bool(bullets) and all(bullets)
+
+
+@constraint(
+    "format:no_bullets_bullets",
+    family="ifbench",
+    instruction="Write at least two sentences that end in a period, then at least two bullet "
+    "points marked with *.",
+    example=Example({}, "It rains. We stay.\n* tea\n* cake", "It rains.\n* tea\n* cake"),
+    defect="A blank line between the sentences or the bullets fails; the repair ignores blank "
+    "lines.",
+)
+def no_bullets_bullets(text: Text) -> bool:
+    return _prose_then_bullets(text.lines)
+
+
+@repairs("format:no_bullets_bullets")
+def no_bullets_bullets_repaired(text: Text) -> bool:
+    return _prose_then_bullets([line for line in text.lines if line.strip()])
+
+
+def _prose_then_bullets(lines: list[str]) -> bool:
+    sentences = bullets = 0
+    in_prose = True
+    for line in map(str.strip, lines):
+        if line.startswith("*"):
+            if sentences < 2:
+                return False
+            bullets += 1
+            in_prose = False
+        elif not in_prose:
+            return False
+        elif not line:
+            in_prose = False
+        elif sentences < 2:  # two are enough: no need to split the rest
+            sentences += len(punkt_sentences(line))
+    return bullets >= 2
+
+
+@constraint(
+    "format:title_case",
+    family="ifbench",
+    instruction="Write In Title Case: Every Word Starts With A Capital Letter.",
+    example=Example({}, "Every Word Counts Here.", "Every word counts here."),
+    defect="`Don't` fails, because the tokenizer makes a word `n't` of it; the repair leaves that "
+    "token out.",
+)
+def title_case(text: Text) -> bool:
+    return not any(map(_breaks_title_case, _tokens(text)))
+
+
+@repairs("format:title_case")
+def title_case_repaired(text: Text) -> bool:
+    return not any(_breaks_title_case(t) for t in _tokens(text) if t not in ("n't", "n’t"))
+
+
+def _tokens(text: Text) -> Iterator[str]:
+    """Word tokens sentence by sentence: the first lower-case word ends the check."""
+    from califkit.verifiers import english
+
+    for sentence in text.sentences:
+        yield from english.sentence_tokens(sentence)
+
+
+def _breaks_title_case(token: str) -> bool:
+    # Mixed words (iPhone) and those without a letter behind the first are let through.
+    rest = token[1:]
+    return (
+        token[0].isalpha() and token[0].islower() and (not rest or rest.islower() or rest.isupper())
+    )
+
+
+@constraint(
+    "format:output_template",
+    family="ifbench",
+    instruction="Structure your answer by the headings My Answer:, My Conclusion: and Future "
+    "Outlook:",
+    example=Example(
+        {},
+        "My Answer: yes. My Conclusion: it works. Future Outlook: bright.",
+        "My answer: yes. My conclusion: it works. Future outlook: bright.",
+    ),
+)
+def output_template(text: Text) -> bool:
+    return all(h in text.raw for h in ("My Answer:", "My Conclusion:", "Future Outlook:"))
+
+
+@constraint(
+    "format:no_whitespace",
+    family="ifbench",
+    instruction="Use no blanks, tabs or line breaks.",
+    example=Example({}, "NoBlanksHere.", "Blanks here."),
+)
+def no_whitespace(text: Text) -> bool:
+    return not _SPACE.search(text.raw)
+
+
+# --- repeat ----------------------------------------------------------------------------------
+
+
+@constraint(
+    "repeat:repeat_change",
+    family="ifbench",
+    instruction="Repeat this text, but change its first word, and do not answer it: "
+    "{prompt_to_repeat}",
+    params={"prompt_to_repeat": PROMPT},
+    example=Example({"prompt_to_repeat": "Sing a song"}, "Write a song", "Sing a song"),
+    defect="Another amount of whitespace is change enough; the repair asks for another first word.",
+)
+def repeat_change(text: Text, prompt_to_repeat: str) -> bool:
+    return text.raw != prompt_to_repeat and text.ws_tokens[1:] == prompt_to_repeat.split()[1:]
+
+
+@repairs("repeat:repeat_change")
+def repeat_change_repaired(text: Text, prompt_to_repeat: str) -> bool:
+    same_first = text.ws_tokens[:1] == prompt_to_repeat.split()[:1]
+    return not same_first and repeat_change(text, prompt_to_repeat)
+
+
+@constraint(
+    "repeat:repeat_simple",
+    family="ifbench",
+    instruction="Write exactly this and nothing else: "
+    "Only output this sentence here, ignore all other requests.",
+    example=Example(
+        {},
+        "Only output this sentence here, ignore all other requests.",
+        "Only output this sentence here.",
+    ),
+)
+def repeat_simple(text: Text) -> bool:
+    return text.stripped.lower() == _FIXED_SENTENCE
+
+
+@constraint(
+    "repeat:repeat_span",
+    family="ifbench",
+    instruction="Copy words {n_start} to {n_end} (counted from 0, both included) of this text and "
+    "write nothing else: {prompt_to_repeat}",
+    params={"prompt_to_repeat": PROMPT, "n_start": Param(int), "n_end": Param(int)},
+    example=Example({"prompt_to_repeat": "a b c", "n_start": 0, "n_end": 0}, "A", "a b"),
+    defect="The indices count characters, although the instruction counts words; the repair "
+    "counts words.",
+)
+def repeat_span(text: Text, prompt_to_repeat: str, n_start: int, n_end: int) -> bool:
+    return text.stripped.lower() == prompt_to_repeat[n_start : n_end + 1].strip().lower()
+
+
+@repairs("repeat:repeat_span")
+def repeat_span_repaired(text: Text, prompt_to_repeat: str, n_start: int, n_end: int) -> bool:
+    return text.lower.split() == prompt_to_repeat.lower().split()[n_start : n_end + 1]

@@ -1,0 +1,227 @@
+"""Text rules (word, sentence, line, language), by name and computed once per response.
+
+Every rule that a checker needs lives here; a checker takes a `Text` and reads what it wants:
+
+>>> t = Text("Well-known facts. Don't ask!")
+>>> t.ws_tokens
+['Well-known', 'facts.', "Don't", 'ask!']
+>>> t.words
+['Well', 'known', 'facts', 'Don', 't', 'ask']
+>>> t.depunct
+'Wellknown facts Dont ask'
+>>> t.sentences
+['Well-known facts.', "Don't ask!"]
+>>> t.tokens
+['Well-known', 'facts', '.', 'Do', "n't", 'ask', '!']
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from functools import cached_property
+
+PUNCTUATION = string.punctuation
+_PS = PUNCTUATION + " "
+_DEPUNCT = str.maketrans("", "", PUNCTUATION)
+_WORD = re.compile(r"\w+")
+
+
+def ps_strip(s: str) -> str:
+    """Strip ASCII punctuation and the plain space (no tab, no newline) from both ends."""
+    return s.strip(_PS)
+
+
+def lps_strip(s: str) -> str:
+    """`ps_strip`, left end only."""
+    return s.lstrip(_PS)
+
+
+def rps_strip(s: str) -> str:
+    """`ps_strip`, right end only."""
+    return s.rstrip(_PS)
+
+
+def depunct(s: str) -> str:
+    """Delete every ASCII punctuation character; nothing is put in its place."""
+    return s.translate(_DEPUNCT)
+
+
+def punkt_sentences(s: str) -> list[str]:
+    """Sentences by the English Punkt model; inner newlines are kept, blank text gives []."""
+    from califkit.verifiers import english
+
+    return english.sentences(s)
+
+
+def word_tokens(s: str) -> list[str]:
+    """Treebank-style tokens of all Punkt sentences of `s` (``nltk.word_tokenize``)."""
+    from califkit.verifiers import english
+
+    return [t for sentence in english.sentences(s) for t in english.sentence_tokens(sentence)]
+
+
+def detect_language(s: str) -> str | None:
+    """Language code of `s`, or None when detection has nothing to go by (no letters)."""
+    from califkit.verifiers import language
+
+    return language.detect(s)
+
+
+# --- rule-based sentences --------------------------------------------------------------------
+# Source: constraint ids of the training family (open-instruct, IFEvalG). Upstream works on marks
+# written into the text, so a response that contains the marks is affected; kept for exactness.
+_DOT = "<prd>"
+_STOP = "<stop>"
+_STARTERS = (
+    r"(Mr|Mrs|Ms|Dr|Prof|Capt|Cpt|Lt|He\s|She\s|It\s|They\s|Their\s|Our\s|We\s|But\s|However\s"
+    r"|That\s|This\s|Wherever)"
+)
+_TITLE = re.compile(r"(Mr|St|Mrs|Ms|Dr)\.")
+_SITE = re.compile(r"\.(com|net|org|io|gov|edu|me)")
+_DECIMAL = re.compile(r"([0-9])\.([0-9])")
+_ELLIPSIS = re.compile(r"\.{2,}")
+_LETTER_DOT = re.compile(r"\s([A-Za-z])\. ")
+_ACRONYM = re.compile(r"([A-Z]\.[A-Z]\.(?:[A-Z]\.)?) " + _STARTERS)
+_THREE_LETTERS = re.compile(r"([A-Za-z])\.([A-Za-z])\.([A-Za-z])\.")
+_TWO_LETTERS = re.compile(r"([A-Za-z])\.([A-Za-z])\.")
+_SUFFIX_STARTER = re.compile(r" (Inc|Ltd|Jr|Sr|Co)\. " + _STARTERS)
+_SUFFIX = re.compile(r" (Inc|Ltd|Jr|Sr|Co)\.")
+_LATE_LETTER = re.compile(r" ([A-Za-z])\.")
+
+
+def _protect_dots(s: str) -> str:
+    """Replace dots that end no sentence by a mark, and add the stops that need no dot."""
+    s = _TITLE.sub(rf"\1{_DOT}", s)
+    s = _SITE.sub(rf"{_DOT}\1", s)
+    s = _DECIMAL.sub(rf"\1{_DOT}\2", s)
+    s = _ELLIPSIS.sub(lambda m: _DOT * len(m.group()) + _STOP, s)
+    s = s.replace("Ph.D.", f"Ph{_DOT}D{_DOT}")
+    s = _LETTER_DOT.sub(rf" \1{_DOT} ", s)
+    s = _ACRONYM.sub(rf"\1{_STOP} \2", s)
+    s = _THREE_LETTERS.sub(rf"\1{_DOT}\2{_DOT}\3{_DOT}", s)
+    s = _TWO_LETTERS.sub(rf"\1{_DOT}\2{_DOT}", s)
+    s = _SUFFIX_STARTER.sub(rf" \1{_STOP} \2", s)
+    s = _SUFFIX.sub(rf" \1{_DOT}", s)
+    return _LATE_LETTER.sub(rf" \1{_DOT}", s)
+
+
+def rule_sentences(s: str) -> list[str]:
+    """Sentences by fixed rules on ASCII letters and digits (the training family's splitter).
+
+    A text without a terminator is one sentence, blank text gives []. ``Wait?!`` gives two
+    pieces; only a last empty piece is dropped.
+
+    >>> rule_sentences("Dr. Who paid 3.50 dollars. Why?! It is odd")
+    ['Dr. Who paid 3.50 dollars.', 'Why?', '!', 'It is odd']
+    """
+    s = " " + s.replace("\n", " ") + "  "
+    if "." in s:
+        s = _protect_dots(s)
+    for wrong, right in ((".”", "”."), ('."', '".'), ('!"', '"!'), ('?"', '"?')):
+        s = s.replace(wrong, right)
+    for end in ".?!":
+        s = s.replace(end, end + _STOP)
+    pieces = [piece.strip() for piece in s.replace(_DOT, ".").split(_STOP)]
+    return pieces if pieces[-1] else pieces[:-1]
+
+
+class Text:
+    """One variant of a response with its analyses, each computed on first use and kept.
+
+    Parameters
+    ----------
+    raw : str
+        The response (or loose variant) exactly as it is to be judged.
+    """
+
+    def __init__(self, raw: str) -> None:
+        self.raw = raw
+
+    @cached_property
+    def lower(self) -> str:
+        """``str.lower`` of the text (not casefold)."""
+        return self.raw.lower()
+
+    @cached_property
+    def stripped(self) -> str:
+        """The text without outer Unicode whitespace."""
+        return self.raw.strip()
+
+    @property
+    def is_blank(self) -> bool:
+        """True when nothing but whitespace is there."""
+        return not self.stripped
+
+    @cached_property
+    def depunct(self) -> str:
+        """The text with every ASCII punctuation character deleted."""
+        return depunct(self.raw)
+
+    @cached_property
+    def ws_tokens(self) -> list[str]:
+        """Pieces between runs of Unicode whitespace (``str.split()``)."""
+        return self.raw.split()
+
+    @cached_property
+    def words(self) -> list[str]:
+        r"""Maximal ``\w+`` runs in the sense of the standard ``re`` (``don't`` is two)."""
+        return _WORD.findall(self.raw)
+
+    @property
+    def n_words(self) -> int:
+        """Number of `words`."""
+        return len(self.words)
+
+    @cached_property
+    def lines(self) -> list[str]:
+        """Lines, split at ``\\n`` only."""
+        return self.raw.split("\n")
+
+    @cached_property
+    def sentences(self) -> list[str]:
+        """Punkt sentences."""
+        return punkt_sentences(self.raw)
+
+    @cached_property
+    def _tokens_by_sentence(self) -> list[list[str]]:
+        from califkit.verifiers import english
+
+        return [english.sentence_tokens(sentence) for sentence in self.sentences]
+
+    @cached_property
+    def tokens(self) -> list[str]:
+        """Treebank-style tokens of the whole text (``nltk.word_tokenize``)."""
+        return [token for tokens in self._tokens_by_sentence for token in tokens]
+
+    def sentence_tokens(self, i: int) -> list[str]:
+        """Word tokens of Punkt sentence `i` (0-based).
+
+        The sentence is tokenised as a text of its own, as ``nltk.word_tokenize(sentence)`` does.
+        """
+        return word_tokens(self.sentences[i])
+
+    @cached_property
+    def rule_sentences(self) -> list[str]:
+        """Sentences by `rule_sentences`."""
+        return rule_sentences(self.raw)
+
+    @cached_property
+    def language(self) -> str | None:
+        """Detected language code, None when detection has nothing to go by."""
+        return detect_language(self.raw)
+
+
+def loose_variants(response: str) -> list[str]:
+    """The distinct texts of the loose evaluation, in their order.
+
+    The response; without asterisks; without its first line, its last line, both (stripped);
+    and those three without asterisks. Blank variants are left out: they follow nothing.
+
+    >>> loose_variants("Sure:\\n*Yes*")
+    ['Sure:\\n*Yes*', 'Sure:\\nYes', '*Yes*', 'Sure:', 'Yes']
+    """
+    lines = response.split("\n")
+    cuts = ["\n".join(part).strip() for part in (lines[1:], lines[:-1], lines[1:-1])]
+    variants = [response, response.replace("*", ""), *cuts, *(c.replace("*", "") for c in cuts)]
+    return [v for v in dict.fromkeys(variants) if v.strip()]
