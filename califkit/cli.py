@@ -1,0 +1,246 @@
+"""The command line: the same stage functions that the notebooks call.
+
+Input that cannot be used ends with one message on standard error and exit code 2; a job or a
+notebook that fails ends with exit code 1.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+
+from califkit import __version__
+from califkit.data import DataError
+from califkit.models import ModelError
+from califkit.params import Params, ParamsError, load_params
+from califkit.verifiers import ConstraintError, UnknownConstraintError
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Calibrated likelihood for instruction following: rewards, verifiers, experiments.",
+)
+
+Profile = Annotated[
+    str, typer.Option(help="Name of a file in params/ without its ending, or a path to one.")
+]
+Override = Annotated[
+    list[str],
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Override a setting, e.g. training.steps=5. Repeatable."
+    ),
+]
+
+
+@app.command()
+def anchors(profile: Profile = "cpu", override: Override = []) -> None:  # noqa: B006
+    """Measure l0 and l1 of the training prompts under the reference."""
+    from califkit.dispatch import run_stage
+
+    params = _params(profile, override)
+    _show(run_stage(params.profile, params.settings.anchor_stage(), params.settings.execution))
+
+
+@app.command()
+def train(
+    profile: Profile = "cpu",
+    method: Annotated[str | None, typer.Option(help="Only this method.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Only this training seed.")] = None,
+    override: Override = [],  # noqa: B006
+) -> None:
+    """Train the profile's policies; several run side by side as the machine allows."""
+    params = _params(profile, override)
+    stages = [
+        stage
+        for stage in params.settings.train_stages()
+        if method in (None, stage.method) and seed in (None, stage.seed)
+    ]
+    if not stages:
+        known = [f"{s.method} seed {s.seed}" for s in params.settings.train_stages()]
+        raise ParamsError(
+            f"profile {params.profile} trains no method {method!r} with seed {seed!r}; "
+            f"it trains: {', '.join(known)}"
+        )
+    _compute(params, stages)
+
+
+@app.command()
+def generate(profile: Profile = "cpu", override: Override = []) -> None:  # noqa: B006
+    """Draw the responses of every policy of the profile (training what is missing)."""
+    params = _params(profile, override)
+    _compute(params, [stage.responses for stage in params.settings.score_stages()])
+
+
+@app.command()
+def evaluate(profile: Profile = "cpu", override: Override = []) -> None:  # noqa: B006
+    """Score every policy of the profile and print the table (computing what is missing)."""
+    from califkit.evaluation import metrics_by_run, summary_table
+
+    params = _params(profile, override)
+    runs = _compute(params, params.settings.score_stages(), show=False)
+    table = summary_table(metrics_by_run(runs))
+    typer.echo(table.to_string(index=False, float_format=lambda value: f"{value:.3f}"))
+
+
+@app.command()
+def reproduce(
+    profile: Profile = "cpu",
+    only: Annotated[
+        list[str], typer.Option(help="Only this notebook, e.g. fig5_main_results. Repeatable.")
+    ] = [],  # noqa: B006
+) -> None:
+    """Run the notebooks in order through papermill and write figures and an HTML report."""
+    from califkit.notebooks import execute
+
+    load_params(profile)
+    report = execute(profile, names=only or None)
+    typer.echo(f"figures: {report.figures}")
+    typer.echo(f"report:  {report.index}")
+
+
+@app.command()
+def notebooks(
+    prepare: Annotated[Path, typer.Option(help="Folder for the parameterised copies.")],
+    profile: Profile = "ci",
+) -> None:
+    """Write copies of the notebooks with a profile's parameters, without running them."""
+    from califkit.notebooks import prepare as write_copies
+
+    load_params(profile)
+    for path in write_copies(profile, prepare):
+        typer.echo(path)
+
+
+@app.command()
+def compose(
+    output: Annotated[Path, typer.Argument(help="JSONL file to write.")],
+    n: Annotated[int, typer.Option(help="Number of prompts.")] = 64,
+    seed: int = 0,
+    min_constraints: int = 1,
+    max_constraints: int = 5,
+) -> None:
+    """Write composed training prompts in the layout of the hub's training set."""
+    from califkit.composer import compose as compose_rows
+    from califkit.runs import RowLog
+
+    if output.exists():
+        raise ParamsError(f"{output}: exists; give a new file")
+    if not output.parent.is_dir():
+        raise ParamsError(f"{output}: the folder {output.parent} does not exist")
+    try:
+        rows = compose_rows(
+            n, seed, min_constraints=min_constraints, max_constraints=max_constraints
+        )
+    except ValueError as error:
+        raise ParamsError(str(error)) from error
+    RowLog(output).append(rows)
+    typer.echo(f"{output}: {len(rows)} prompts")
+
+
+@app.command()
+def data(
+    source: Annotated[
+        str, typer.Argument(help="ifbench, a JSONL file, or hub:<name> with --split.")
+    ] = "ifbench",
+    split: Annotated[str, typer.Option(help="Split of a hub data set.")] = "train",
+) -> None:
+    """Load and check a data set: count, hash, and every row that cannot be used with its reason."""
+    from califkit import data as loaders
+
+    if source == "ifbench":
+        loaded = loaders.load_ifbench_wheel()
+    elif source.startswith("hub:"):
+        loaded = loaders.load_hub(source.removeprefix("hub:"), split=split)
+    else:
+        loaded = loaders.load_jsonl(source, on_error="quarantine")
+    typer.echo(loaded.summary())
+    for row in loaded.quarantined:
+        typer.echo(f"row {row.row} (key {row.key}): {row.reason}")
+
+
+@app.command()
+def model(name: Annotated[str, typer.Argument()] = "smollm2-135m-instruct") -> None:
+    """Make a model available locally (the bundled one is converted once) and print its folder."""
+    from califkit.models import resolve
+
+    typer.echo(resolve(name))
+
+
+@app.command()
+def version() -> None:
+    """Versions of califkit and of the packages that can move a number."""
+    from califkit.runs import versions
+
+    for name, number in ({"califkit": __version__} | versions()).items():
+        typer.echo(f"{name} {number}")
+
+
+def main() -> None:
+    """Entry point of the ``califkit`` command."""
+    # Read once, when the hub client is imported; everything bundled works without a network.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # Errors of jobs and notebooks live in modules that are costly to import; their base classes
+    # are enough here.
+    expected = (ParamsError, DataError, ModelError, ConstraintError, UnknownConstraintError)
+    try:
+        app(standalone_mode=True)
+    except expected as error:
+        _fail(error, 2)
+    except KeyboardInterrupt:
+        _fail("interrupted; the same command continues", 130)
+    except Exception as error:
+        if type(error).__name__ not in ("NotebookError", "JobError", "AnchorError"):
+            raise
+        _fail(error, 1)
+
+
+def _params(profile: str, override: list[str]) -> Params:
+    settings: dict[str, Any] = {}
+    for item in override:
+        key, sign, text = item.partition("=")
+        if not sign or not all(key.split(".")):
+            raise ParamsError(f"--set {item!r}: expected KEY=VALUE, e.g. training.steps=5")
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ParamsError(f"--set {item!r}: the value is not readable: {error}") from error
+        *groups, name = key.split(".")
+        place = settings
+        for group in groups:
+            place = place.setdefault(group, {})
+        place[name] = value
+    return load_params(profile, settings)
+
+
+def _compute(params: Params, stages: list[Any], show: bool = True) -> list[Any]:
+    from califkit.dispatch import compute_all, run_stage
+
+    execution = params.settings.execution
+    if len(stages) == 1 and execution.cluster == "local":
+        runs = [run_stage(params.profile, stages[0], execution)]
+    else:
+        runs = compute_all(params.profile, stages, execution)
+    if show:
+        for run in runs:
+            _show(run)
+    return runs
+
+
+def _show(run: Any) -> None:
+    manifest = run.manifest()
+    typer.echo(f"{run.folder}: complete, {manifest['rows']} rows")
+
+
+def _fail(message: object, code: int) -> None:
+    typer.echo(f"califkit: {message}", err=True)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,371 @@
+"""Scores of generated responses, and the tables that figures are drawn from.
+
+A score row holds the strict and loose verdicts of every constraint, the reference log-likelihood of
+the response given the request alone (under the base model, whatever policy wrote it), its length
+and its distinct-2. Response quality needs a judge; without one it is absent and says why.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from califkit import metrics, paper
+from califkit.generate import RESPONSES, batches, generate_responses, run_units
+from califkit.likelihood import ReferenceScorer
+from califkit.models import load_model, load_tokenizer, resolve
+from califkit.params import Execution, ScoreStage
+from califkit.prompts import benchmark_prompts
+from califkit.rewards import ZONES, calif_reward, zones
+from califkit.runs import LOG, ROLLOUTS, RowLog, Run, open_run, read_jsonl
+from califkit.verifiers import Constraint, fraction_followed, verify_all
+
+SCORES = "scores.jsonl"
+NO_JUDGE = "not measured: no judge configured"
+_BATCH = 32
+
+METRICS = {
+    "prompt_loose": "Constraint Satisfaction (prompt-level loose, %)",
+    "prompt_strict": "prompt-level strict (%)",
+    "instruction_loose": "instruction-level loose (%)",
+    "instruction_strict": "instruction-level strict (%)",
+    "loglik": "reference log-likelihood given the request (nats per token)",
+    "tokens": "response length (tokens)",
+    "distinct_2": "distinct-2",
+}
+"""Run-level metrics in the order tables show them, with their labels."""
+
+
+def score_responses(profile: str, stage: ScoreStage, execution: Execution) -> Run:
+    """Stage: score the responses of one policy, generating them first if need be.
+
+    Writes `SCORES`: ``key``, ``ids``, ``strict``, ``loose`` (lists parallel to ``ids``),
+    ``loglik``, ``request_is_flagged``, ``tokens``, ``distinct_2``, ``finish_reason``. ``loglik`` is
+    None for an empty answer.
+    """
+    started = time.monotonic()
+    run = open_run(profile, stage)
+    with run.computing() as needed:
+        if not needed:
+            return run
+        responses = generate_responses(profile, stage.responses, execution)
+        rows = read_jsonl(responses.folder / RESPONSES)
+        loaded = benchmark_prompts(stage.responses.evaluation)
+        instances = {instance.key: instance for instance in loaded.instances}
+        semantics = stage.responses.evaluation.semantics
+        folder = resolve(stage.responses.model)
+        scorer = ReferenceScorer(
+            load_model(folder), load_tokenizer(folder), execution.score_micro_batch
+        )
+
+        def compute(number: int, unit: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+            prompts = [instances[row["key"]] for row in unit]
+            loglik = scorer.score(
+                # Without a request of its own (custom:*), x is the whole prompt; flagged.
+                [p.prompt if p.request is None else p.request for p in prompts],
+                [row["token_ids"] if row["n_tokens"] else [] for row in unit],
+            )
+            return [
+                {
+                    "key": row["key"],
+                    "ids": [c.id for c in prompt.constraints],
+                    "strict": verify_all(prompt.constraints, row["response"], "strict", semantics),
+                    "loose": verify_all(prompt.constraints, row["response"], "loose", semantics),
+                    "loglik": _or_none(value),
+                    "request_is_flagged": prompt.request_is_flagged,
+                    "tokens": row["n_tokens"],
+                    "distinct_2": _or_none(metrics.distinct_2(row["token_ids"][: row["n_tokens"]])),
+                    "finish_reason": row["finish_reason"],
+                }
+                for row, prompt, value in zip(unit, prompts, loglik, strict=True)
+            ]
+
+        log = RowLog(run.folder / SCORES)
+        run_units(log, batches(rows, _BATCH), compute, f"scores {stage.name}")
+        run.finish(
+            started,
+            rows=len(rows),
+            data=loaded.summary(),
+            data_sha256=loaded.sha256,
+            left_out=len(loaded.quarantined),
+            judge=None,
+        )
+    return run
+
+
+def run_metrics(scores: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Run-level value of every metric in `METRICS`, from the rows of one `SCORES` file."""
+    strict = [row["strict"] for row in scores]
+    loose = [row["loose"] for row in scores]
+    values = {
+        "prompt_loose": metrics.prompt_accuracy(loose),
+        "prompt_strict": metrics.prompt_accuracy(strict),
+        "instruction_loose": metrics.instruction_accuracy(loose),
+        "instruction_strict": metrics.instruction_accuracy(strict),
+    }
+    for name in ("loglik", "tokens", "distinct_2"):
+        values[name] = metrics.nan_mean([_or_nan(row[name]) for row in scores])
+    return values
+
+
+def metrics_by_run(runs: Iterable[Run]) -> pd.DataFrame:
+    """One row a scored run: ``method``, ``train_seed``, ``eval_seed``, the metrics, and counts.
+
+    ``empty`` counts answers without tokens, which have no likelihood; ``left_out`` counts rows of
+    the benchmark that could not be used.
+    """
+    rows = []
+    for run in runs:
+        responses = run.stage.responses
+        scores = read_jsonl(run.folder / SCORES)
+        rows.append(
+            {
+                "method": responses.method,
+                "train_seed": responses.policy.seed if responses.policy else None,
+                "eval_seed": responses.seed,
+                **run_metrics(scores),
+                "response_quality": NO_JUDGE,
+                "n": len(scores),
+                "empty": sum(row["loglik"] is None for row in scores),
+                "left_out": run.manifest()["left_out"],
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def summary_table(by_run: pd.DataFrame) -> pd.DataFrame:
+    """Mean and sample standard deviation over runs, a row a method and metric.
+
+    Columns: ``method``, ``metric``, ``mean``, ``std`` (NaN for one run), ``runs``, ``note``.
+    Response quality is a row without numbers whose note says why.
+    """
+    rows = []
+    for method, group in by_run.groupby("method", sort=False):
+        for metric in METRICS:
+            mean, std = metrics.mean_and_std(group[metric])
+            rows.append((method, metric, mean, std, len(group), ""))
+        rows.append((method, "response_quality", np.nan, np.nan, 0, NO_JUDGE))
+    return pd.DataFrame(rows, columns=["method", "metric", "mean", "std", "runs", "note"])
+
+
+def response_table(profile: str, runs: Iterable[Run]) -> pd.DataFrame:
+    """Every scored response with its text, a row each.
+
+    Columns: ``method``, ``train_seed``, ``eval_seed``, ``prompt``, ``response``, ``passes`` (all
+    constraints hold, loosely), and those of `SCORES`.
+    """
+    rows = []
+    for run in runs:
+        stage = run.stage.responses
+        folder = open_run(profile, stage).folder
+        texts = {row["key"]: row for row in read_jsonl(folder / RESPONSES)}
+        for score in read_jsonl(run.folder / SCORES):
+            rows.append(
+                {
+                    "method": stage.method,
+                    "train_seed": stage.policy.seed if stage.policy else None,
+                    "eval_seed": stage.seed,
+                    "prompt": texts[score["key"]]["prompt"],
+                    "response": texts[score["key"]]["response"],
+                    "passes": all(score["loose"]),
+                    **score,
+                }
+            )
+    return pd.DataFrame(rows).astype({"loglik": float, "distinct_2": float})
+
+
+def id_table(responses: pd.DataFrame) -> pd.DataFrame:
+    """Share of responses (in percent, loose) that follow each constraint id, a column a method.
+
+    Index: the id; ``n`` counts the prompts with it, an id that a prompt has twice counts twice.
+    """
+    columns = ["method", "train_seed", "eval_seed", "ids", "loose"]
+    single = responses[columns].explode(["ids", "loose"])
+    table = (
+        single.assign(loose=single["loose"].astype(float) * 100)
+        .pivot_table(index="ids", columns="method", values="loose", aggfunc="mean", sort=False)
+        .reindex(columns=single["method"].unique())
+    )
+    runs = len(single[["method", "train_seed", "eval_seed"]].drop_duplicates())
+    table.insert(0, "n", single.groupby("ids").size() // runs)
+    return table.sort_index()
+
+
+def paired(responses: pd.DataFrame, method: str) -> pd.DataFrame:
+    """Responses of a trained policy beside the base policy's to the same prompt and seed.
+
+    Columns of both sides end in ``_base`` and ``_trained``; ``change`` is the difference of the
+    log-likelihoods (trained minus base), NaN where either answer is empty. The lowest changes come
+    first: with ``passes_trained`` that is where to look for an answer that pleases the verifier.
+    """
+    keep = ["key", "prompt", "eval_seed", "response", "passes", "loglik", "tokens"]
+    base = responses.loc[responses["method"] == "base", keep]
+    trained = responses.loc[responses["method"] == method, keep]
+    pairs = base.merge(trained, on=["key", "prompt", "eval_seed"], suffixes=("_base", "_trained"))
+    pairs["change"] = pairs["loglik_trained"] - pairs["loglik_base"]
+    return pairs.sort_values("change", ignore_index=True)
+
+
+def beside_paper(
+    summary: pd.DataFrame,
+    label: str,
+    metric_names: Sequence[str],
+    configurations: Sequence[str] = tuple(paper.CONFIGURATIONS),
+) -> pd.DataFrame:
+    """The numbers of this run and the paper's, one row each; what figures 5 and 6 draw.
+
+    Columns: ``source`` (``this run`` or ``paper``), ``configuration`` (``label`` for this run),
+    ``method``, ``metric``, ``value``, ``std``, ``note`` (why there is no value).
+    """
+    here = summary[summary["metric"].isin(metric_names)].rename(columns={"mean": "value"})
+    here = here.assign(source="this run", configuration=label)
+    there = paper.table(configurations, ("base", "if_rlvr", "calif"), metric_names)
+    there["configuration"] = there["configuration"].map(paper.CONFIGURATIONS)
+    both = pd.concat([here, there.assign(source="paper")], ignore_index=True)
+    return both[["source", "configuration", "method", "metric", "value", "std", "note"]]
+
+
+def against_paper(summary: pd.DataFrame, configuration: str = "qwen3-1.7b") -> pd.DataFrame:
+    """Do two policies differ the way they do in the paper? A row a comparison and metric.
+
+    Models and scales differ, so only directions are compared. ``difference`` is first minus second;
+    ``spread`` is the standard deviation of a difference of two runs, sqrt(std_1^2 + std_2^2);
+    ``paper`` is the paper's difference on ``configuration``. ``verdict`` is a sentence; a
+    difference that does not exceed the spread is not called a direction.
+    """
+    cells = summary.set_index(["method", "metric"])
+    methods = [method for method in ("base", "if_rlvr", "calif") if method in cells.index.levels[0]]
+    pairs = [(a, b) for b, a in combinations(methods, 2)]
+    rows = []
+    for first, second in pairs:
+        for metric in summary["metric"].unique():
+            a, b = cells.loc[(first, metric)], cells.loc[(second, metric)]
+            difference = a["mean"] - b["mean"]
+            spread = float(np.hypot(a["std"], b["std"]))
+            there = _paper_difference(configuration, first, second, metric)
+            verdict = a["note"] or _direction(difference, spread, there)
+            name = f"{paper.METHODS[first]} minus {paper.METHODS[second]}"
+            rows.append((name, metric, a["mean"], b["mean"], difference, spread, there, verdict))
+    columns = ["comparison", "metric", "first", "second", "difference", "spread"]
+    return pd.DataFrame(rows, columns=[*columns, "paper", "verdict"])
+
+
+def _paper_difference(configuration: str, first: str, second: str, metric: str) -> float:
+    if metric not in paper.METRICS:
+        return float("nan")
+    a, b = (paper.printed(configuration, method, metric) for method in (first, second))
+    if a is None or b is None:
+        return float("nan")
+    printed = a.delta if second == "base" else None
+    return a.value - b.value if printed is None else printed
+
+
+def _direction(difference: float, spread: float, there: float) -> str:
+    if np.isnan(there):
+        return "the paper prints no number"
+    if np.isnan(spread):
+        return "one run: no spread to compare with"
+    if abs(difference) <= spread:
+        return "within the spread"
+    return "as in the paper" if difference * there > 0 else "opposite to the paper"
+
+
+def training_table(runs: Iterable[Run]) -> pd.DataFrame:
+    """The training logs, a row a step: ``method``, ``train_seed``, ``step``, the step's means over
+    its rollouts (``r_ver``, ``reward``, ``loglik``, ``tokens``, ``distinct_2``) and the share of
+    rollouts in each of `ZONES`."""
+    columns = ["step", "r_ver", "reward", "loglik", "tokens", "distinct_2", "seconds"]
+    frames = []
+    for run in runs:
+        log = pd.DataFrame(read_jsonl(run.folder / LOG))
+        shares = log[[f"zone/{zone}" for zone in ZONES]].set_axis(ZONES, axis="columns")
+        table = log[columns].astype(float).join(shares)
+        table.insert(0, "method", run.stage.method)
+        table.insert(1, "train_seed", run.stage.seed)
+        frames.append(table.astype({"step": int}))
+    return pd.concat(frames, ignore_index=True)
+
+
+def rollout_table(runs: Iterable[Run]) -> pd.DataFrame:
+    """Every rollout of training runs: ``method``, ``train_seed``, and the rows of `ROLLOUTS`."""
+    frames = [
+        pd.DataFrame(read_jsonl(run.folder / ROLLOUTS)).assign(
+            method=run.stage.method, train_seed=run.stage.seed
+        )
+        for run in runs
+    ]
+    return pd.concat(frames, ignore_index=True)
+
+
+def smoothed(training: pd.DataFrame, window: int) -> pd.DataFrame:
+    """Running means of a `training_table` over ``window`` steps up to each step, run by run.
+
+    The first steps average over what is there, so every step keeps its row.
+    """
+    fixed = ["method", "train_seed", "step"]
+    frames = [
+        run[fixed].join(run.drop(columns=fixed).rolling(window, min_periods=1).mean())
+        for _, run in training.groupby(fixed[:2], sort=False)
+    ]
+    return pd.concat(frames, ignore_index=True)
+
+
+def at_equal_r_ver(training: pd.DataFrame) -> pd.DataFrame:
+    """The methods compared where they satisfy the same share of constraints.
+
+    An arm that merely learns more slowly keeps its likelihood too; it has not been protected. The
+    level is the highest r_ver that every run of a `training_table` reaches; each run enters with
+    the first step at or above it.
+    """
+    runs = training.groupby(["method", "train_seed"], sort=False)
+    level = runs["r_ver"].max().min()
+    first = (
+        training[training["r_ver"] >= level].groupby(["method", "train_seed"], sort=False).head(1)
+    )
+    table = first[["method", "train_seed", "step", "r_ver", "loglik", "tokens", "distinct_2"]]
+    return table.assign(level=level).reset_index(drop=True)
+
+
+def score_texts(
+    scorer: ReferenceScorer,
+    request: str,
+    constraints: Sequence[Constraint],
+    texts: Mapping[str, str],
+    l0: float,
+    l1: float,
+    alpha: float = 0.1,
+) -> pd.DataFrame:
+    """Score finished answers to one request, a row each; ``texts`` maps names to answers.
+
+    Each answer is taken to end with the end-of-turn token. Columns: ``response``, ``tokens``
+    (without that token), ``r_ver``, ``l``, ``zone``, and the rewards ``IF-RLVR`` and ``CaLIF``.
+    """
+    end = scorer.tokenizer.eos_token_id
+    ids = [scorer.tokenizer(t, add_special_tokens=False)["input_ids"] for t in texts.values()]
+    loglik = scorer.score([request] * len(ids), [[*answer, end] for answer in ids])
+    r_ver = np.array([fraction_followed(constraints, text) for text in texts.values()])
+    return pd.DataFrame(
+        {
+            "response": list(texts.values()),
+            "tokens": [len(answer) for answer in ids],
+            "r_ver": r_ver,
+            "l": loglik,
+            "zone": zones(loglik, l0, l1),
+            "IF-RLVR": r_ver,
+            "CaLIF": calif_reward(r_ver, loglik, l0, l1, alpha),
+        },
+        index=list(texts),
+    )
+
+
+def _or_none(value: float) -> float | None:
+    return None if np.isnan(value) else float(value)
+
+
+def _or_nan(value: float | None) -> float:
+    return float("nan") if value is None else value

@@ -1,0 +1,334 @@
+"""Typed settings of every stage, and the loader that reads them from ``params/<profile>.yaml``.
+
+A params file is an ordinary papermill parameters file with three keys::
+
+    profile: cpu        # names the folder under runs/ and figures/
+    submit: false       # whether a notebook may submit jobs to a cluster
+    settings: {...}     # the tree typed by `Settings` below
+
+so ``papermill notebook.ipynb out.ipynb -f params/cpu.yaml`` works without califkit's help, and
+everything inside ``settings`` is checked here: an unknown key, a wrong type or a value out of
+range is a `ParamsError` that names file, key and value before anything runs.
+
+A *stage* (`AnchorStage`, `TrainStage`, `GenerateStage`, `ScoreStage`) is the pure description of
+one run. Its hash covers every setting that can change the result and nothing else; how the work
+is executed (`Execution`: worker processes, save interval) is kept apart and never hashed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+Method = Literal["if_rlvr", "calif"]
+"""Reward of a training run: the verifier fraction alone, or the calibrated one."""
+
+Count = Annotated[int, Field(ge=1)]
+
+
+class ParamsError(ValueError):
+    """A params file or an override that cannot be used; the message names file, key and value."""
+
+
+class Frozen(BaseModel):
+    """Immutable settings that refuse unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class DataSettings(Frozen):
+    """Training prompts.
+
+    ``source`` is ``composer`` (prompts composed from the requests shipped with the package),
+    ``hub:<name>`` (for instance ``hub:allenai/IF_multi_constraints_upto5``) or the path of a JSONL
+    file in the hub's layout. ``constraint_ids`` restricts the composer to these ids.
+    """
+
+    source: str = "composer"
+    n_prompts: Count = 64
+    min_constraints: Count = 1
+    max_constraints: Count = 5
+    constraint_ids: tuple[str, ...] | None = None
+    revision: str | None = None
+    seed: int = 0
+
+    @model_validator(mode="after")
+    def _range(self) -> DataSettings:
+        if self.min_constraints > self.max_constraints:
+            raise ValueError(
+                f"min_constraints ({self.min_constraints}) exceeds "
+                f"max_constraints ({self.max_constraints})"
+            )
+        return self
+
+
+class Sampling(Frozen):
+    """How responses are drawn from a policy. ``top_k = 0`` and ``top_p = 1`` mean no truncation."""
+
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=0)] = 0
+    max_tokens: Count = 64
+    batch_size: Count = 32
+
+
+class AnchorSettings(Frozen):
+    """Reference answers behind l0 and l1: one draw a side in the paper (section 2.2)."""
+
+    sampling: Sampling = Sampling()
+    draws: Count = 1
+    retries: Annotated[int, Field(ge=0)] = 3
+    seed: int = 0
+
+
+class TrainingSettings(Frozen):
+    """GRPO. Defaults are the paper's where it states them (section 3) and its development code's
+    where it does not; ``steps`` counts optimiser steps of ``prompts_per_step`` prompts each."""
+
+    steps: Count = 364
+    prompts_per_step: Count = 1024
+    rollouts_per_prompt: Annotated[int, Field(ge=2)] = 8
+    max_completion_tokens: Count = 2048
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    learning_rate: Annotated[float, Field(gt=0)] = 5e-7
+    lr_scheduler: str = "constant"
+    adam_betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = 0.01
+    max_grad_norm: float = 1.0
+    beta: Annotated[float, Field(ge=0)] = 0.001
+    epsilon: float = 0.2
+    loss_type: str = "dapo"
+    scale_rewards: Literal["group", "batch", "none"] = "group"
+    num_iterations: Count = 1
+    micro_batch_size: Count = 8
+    gradient_checkpointing: bool = True
+
+    @model_validator(mode="after")
+    def _divisible(self) -> TrainingSettings:
+        rollouts = self.prompts_per_step * self.rollouts_per_prompt
+        if rollouts % self.micro_batch_size:
+            raise ValueError(
+                f"prompts_per_step x rollouts_per_prompt = {rollouts} rollouts do not divide into "
+                f"micro-batches of micro_batch_size = {self.micro_batch_size}"
+            )
+        if self.temperature != 1.0:
+            raise ValueError(
+                f"temperature = {self.temperature}: the bounds l0 and l1 are likelihoods at "
+                "temperature 1, so rollouts must be drawn at 1.0"
+            )
+        return self
+
+
+class EvaluationSettings(Frozen):
+    """Responses on the test prompts (paper section 4; non-thinking sampling by default)."""
+
+    benchmark: str = "ifbench"
+    n_prompts: Count | None = None
+    prompt_seed: int = 0
+    sampling: Sampling = Sampling(temperature=0.7, top_p=0.8, top_k=20, max_tokens=2048)
+    semantics: Literal["published", "repaired"] = "published"
+
+
+class AnchorStage(Frozen):
+    """l0 and l1 of every training prompt under the frozen reference."""
+
+    kind: ClassVar[str] = "anchors"
+    model: str
+    data: DataSettings
+    anchors: AnchorSettings
+
+    @property
+    def name(self) -> str:
+        return "reference"
+
+
+class TrainStage(Frozen):
+    """One GRPO run. ``alpha`` is None for a method that has no bonus, so it cannot split runs."""
+
+    kind: ClassVar[str] = "training"
+    method: Method
+    seed: int
+    alpha: float | None
+    anchors: AnchorStage
+    training: TrainingSettings
+
+    @property
+    def name(self) -> str:
+        return f"{self.method}-seed{self.seed}"
+
+
+class GenerateStage(Frozen):
+    """Responses of one policy to the test prompts; ``policy`` None is the base model."""
+
+    kind: ClassVar[str] = "generation"
+    model: str
+    policy: TrainStage | None
+    evaluation: EvaluationSettings
+    seed: int
+
+    @property
+    def method(self) -> str:
+        return self.policy.method if self.policy else "base"
+
+    @property
+    def name(self) -> str:
+        trained = f"-trained{self.policy.seed}" if self.policy else ""
+        return f"{self.method}{trained}-seed{self.seed}"
+
+
+class ScoreStage(Frozen):
+    """Verdicts, reference log-likelihood and text statistics of generated responses."""
+
+    kind: ClassVar[str] = "scores"
+    responses: GenerateStage
+
+    @property
+    def name(self) -> str:
+        return self.responses.name
+
+
+Stage = AnchorStage | TrainStage | GenerateStage | ScoreStage
+
+
+class Execution(Frozen):
+    """How the work is carried out; nothing here changes what comes out, so it is not hashed."""
+
+    cluster: Literal["local", "slurm"] = "local"
+    workers: Count | None = None
+    memory_per_worker_gb: float = 6.0
+    save_every: Count = 10
+    score_micro_batch: Count = 8
+    slurm: dict[str, Any] = {}
+
+
+class Settings(Frozen):
+    """The ``settings`` tree of a params file."""
+
+    model: str = "smollm2-135m-instruct"
+    methods: tuple[Method, ...] = ("if_rlvr", "calif")
+    alpha: Annotated[float, Field(gt=0)] = 0.1
+    train_seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (0,)
+    eval_seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (0, 1, 2)
+    data: DataSettings = DataSettings()
+    anchors: AnchorSettings = AnchorSettings()
+    training: TrainingSettings = TrainingSettings()
+    evaluation: EvaluationSettings = EvaluationSettings()
+    execution: Execution = Execution()
+
+    def anchor_stage(self) -> AnchorStage:
+        return AnchorStage(model=self.model, data=self.data, anchors=self.anchors)
+
+    def train_stage(self, method: str, seed: int) -> TrainStage:
+        return TrainStage(
+            method=method,
+            seed=seed,
+            alpha=self.alpha if method == "calif" else None,
+            anchors=self.anchor_stage(),
+            training=self.training,
+        )
+
+    def train_stages(self) -> list[TrainStage]:
+        """All training runs of the profile, method by method."""
+        return [self.train_stage(m, s) for m in self.methods for s in self.train_seeds]
+
+    def score_stages(self) -> list[ScoreStage]:
+        """All evaluations of the profile: the base model, then every training run, per seed."""
+        policies = [None, *self.train_stages()]
+        return [
+            ScoreStage(
+                responses=GenerateStage(
+                    model=self.model, policy=policy, evaluation=self.evaluation, seed=seed
+                )
+            )
+            for policy in policies
+            for seed in self.eval_seeds
+        ]
+
+
+class Params(Frozen):
+    """A whole params file."""
+
+    profile: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")]
+    submit: bool = False
+    settings: Settings = Settings()
+
+
+def stage_hash(stage: Stage) -> str:
+    """Ten hexadecimal digits that identify a stage by all settings that can change its result."""
+    canonical = json.dumps(stage.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(f"{stage.kind}:{canonical}".encode()).hexdigest()[:10]
+
+
+def load_params(profile: str | Path = "cpu", settings: dict[str, Any] | None = None) -> Params:
+    """Read and type ``params/<profile>.yaml`` (or the given file), then apply overrides.
+
+    Parameters
+    ----------
+    profile
+        Name of a file in ``params/`` without its ending, or a path to a YAML file.
+    settings
+        Overrides merged into the file's ``settings`` tree key by key, for example
+        ``{"training": {"steps": 5}}``. They are typed by the same schema.
+
+    Raises
+    ------
+    ParamsError
+        For a missing or malformed file, an unknown key, or a value of the wrong type or range.
+    """
+    path = params_path(profile)
+    raw = read_params_file(path)
+    if settings:
+        if not isinstance(settings, dict):
+            raise ParamsError(f"{path}: settings must be a mapping, got {settings!r}")
+        raw = {**raw, "settings": _merge(raw.get("settings") or {}, settings)}
+    try:
+        return Params.model_validate(raw)
+    except ValidationError as error:
+        raise ParamsError(_explain(path, error)) from error
+
+
+def params_path(profile: str | Path) -> Path:
+    """The YAML file behind a profile name or path; `ParamsError` lists the profiles there are."""
+    from califkit.runs import project_root
+
+    if str(profile).endswith((".yaml", ".yml")):
+        path = Path(profile)
+        path = path if path.exists() or path.is_absolute() else project_root() / path
+    else:
+        path = project_root() / "params" / f"{profile}.yaml"
+    if not path.is_file():
+        known = sorted(p.stem for p in (project_root() / "params").glob("*.yaml"))
+        raise ParamsError(f"no params file {path}; profiles: {', '.join(known) or 'none'}")
+    return path
+
+
+def read_params_file(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file, untyped."""
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ParamsError(f"{path}: not readable as YAML: {error}") from error
+    if not isinstance(raw, dict):
+        raise ParamsError(f"{path}: expected a mapping with the key 'profile', got {raw!r}")
+    return raw
+
+
+def _merge(base: dict[str, Any], override: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in override.items():
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _merge(merged[key], value) if both else value
+    return merged
+
+
+def _explain(path: Path, error: ValidationError) -> str:
+    lines = [
+        f"{path}: {'.'.join(map(str, e['loc'])) or 'file'}: {e['msg']} (got {e['input']!r})"
+        for e in error.errors()
+    ]
+    return "\n".join(lines)

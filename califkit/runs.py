@@ -1,0 +1,216 @@
+"""Run folders: where a stage keeps its rows, and how it knows that it is complete.
+
+A stage owns ``runs/<profile>/<kind>/<name>-<hash>/``. It appends rows to JSONL files, flushed one
+finished unit at a time, and writes ``manifest.json`` last and atomically. A manifest that is there
+means complete; a folder without one means: continue after the last finished unit.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from califkit.params import Stage, stage_hash
+
+MANIFEST = "manifest.json"
+# Files of a training run, named here so that reading them does not import TRL.
+LOG = "log.jsonl"
+ROLLOUTS = "rollouts.jsonl"
+_RECORDED_PACKAGES = (
+    "califkit",
+    "torch",
+    "transformers",
+    "trl",
+    "peft",
+    "nltk",
+    "langdetect",
+    "emoji",
+    "syllapy",
+)
+
+
+def project_root() -> Path:
+    """The checkout that holds ``params/`` and ``notebooks/``.
+
+    ``CALIFKIT_ROOT`` if set, else the nearest such folder at or above the working directory, else
+    the folder around the installed package (an editable install).
+    """
+    if root := os.environ.get("CALIFKIT_ROOT"):
+        return Path(root)
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        if (folder / "params").is_dir() and (folder / "notebooks").is_dir():
+            return folder
+    return Path(__file__).resolve().parent.parent
+
+
+def runs_dir() -> Path:
+    """``CALIFKIT_RUNS`` if set, else ``runs/`` in the project."""
+    return Path(os.environ.get("CALIFKIT_RUNS") or project_root() / "runs")
+
+
+@dataclass(frozen=True)
+class Run:
+    """The folder of one stage."""
+
+    stage: Stage
+    folder: Path
+
+    @property
+    def is_complete(self) -> bool:
+        return (self.folder / MANIFEST).is_file()
+
+    def manifest(self) -> dict[str, Any]:
+        """The manifest; FileNotFoundError while the stage is incomplete."""
+        return json.loads((self.folder / MANIFEST).read_text(encoding="utf-8"))
+
+    @contextmanager
+    def computing(self) -> Iterator[bool]:
+        """Hold the folder for one process; yields False if it is complete by then.
+
+        A second process that asks for the same stage waits here and then finds the result.
+        """
+        if self.is_complete:
+            yield False
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(self.folder / ".lock"):
+            yield not self.is_complete
+
+    def finish(self, started: float, **facts: Any) -> None:
+        """Write the manifest, which declares the stage complete.
+
+        ``started`` is a `time.monotonic` reading; the wall time of earlier, interrupted attempts
+        is not included, which ``attempt_seconds`` says by its name.
+        """
+        manifest = {
+            "stage": self.stage.kind,
+            "name": self.stage.name,
+            "hash": stage_hash(self.stage),
+            "settings": self.stage.model_dump(mode="json"),
+            "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+            "attempt_seconds": round(time.monotonic() - started, 1),
+            "host": host_class(),
+            "git_commit": git_commit(),
+            "versions": versions(),
+            **facts,
+        }
+        write_json(self.folder / MANIFEST, manifest)
+
+
+def open_run(profile: str, stage: Stage) -> Run:
+    """The run folder of a stage in a profile; nothing is created yet."""
+    folder = runs_dir() / profile / stage.kind / f"{stage.name}-{stage_hash(stage)}"
+    return Run(stage, folder)
+
+
+class RowLog:
+    """An append-only JSONL file that survives a kill.
+
+    Rows are appended one finished unit at a time in a single flushed write. Opening the file cuts
+    a torn last line, so every row read back is whole.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        if path.exists():
+            data = path.read_bytes()
+            whole = data.rfind(b"\n") + 1
+            if whole != len(data):
+                os.truncate(path, whole)
+
+    def rows(self) -> list[dict[str, Any]]:
+        return read_jsonl(self.path) if self.path.exists() else []
+
+    def append(self, rows: Iterable[dict[str, Any]]) -> None:
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def keep(self, rows: list[dict[str, Any]]) -> None:
+        """Replace the content atomically, for cutting rows of an unfinished unit."""
+        temporary = self.path.with_suffix(".tmp")
+        temporary.write_text(
+            "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8"
+        )
+        os.replace(temporary, self.path)
+
+
+def resume_units(log: RowLog, unit_sizes: list[int]) -> int:
+    """How many whole units a row log holds, after cutting the rows of a torn one.
+
+    ``unit_sizes[i]`` is the number of rows of unit i; units were appended in order.
+    """
+    rows = log.rows()
+    done = kept = 0
+    for size in unit_sizes:
+        if kept + size > len(rows):
+            break
+        done, kept = done + 1, kept + size
+    if kept < len(rows):
+        log.keep(rows[:kept])
+    return done
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """All rows of a JSONL file."""
+    with path.open(encoding="utf-8") as file:
+        return [json.loads(line) for line in file if line.strip()]
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON so that a reader sees the old file or the new one, never half of it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(
+        json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
+    os.replace(temporary, path)
+
+
+def versions() -> dict[str, str]:
+    """Installed versions of the packages that can move a number."""
+    found = {}
+    for name in _RECORDED_PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found | {"python": platform.python_version()}
+
+
+def host_class() -> str:
+    """What kind of machine this is, without naming it."""
+    return f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}"
+
+
+def git_commit() -> str | None:
+    """Commit of the checkout, with ``+changes`` when files differ; None outside a checkout."""
+    command = ["git", "-C", str(Path(__file__).resolve().parent)]
+    try:
+        head = subprocess.run(
+            [*command, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True
+        )
+        if head.returncode:
+            return None
+        status = subprocess.run(
+            [*command, "status", "--porcelain", "--untracked-files=no"],
+            capture_output=True,
+            text=True,
+        )
+    except FileNotFoundError:
+        return None
+    return head.stdout.strip() + ("+changes" if status.stdout.strip() else "")
