@@ -18,7 +18,7 @@ from califkit import __version__
 from califkit.data import DataError
 from califkit.models import ModelError
 from califkit.params import Params, ParamsError, load_params
-from califkit.verifiers import ConstraintError, UnknownConstraintError
+from califkit.verifiers import ConstraintError
 
 app = typer.Typer(
     add_completion=False,
@@ -63,7 +63,7 @@ def train(
     ]
     if not stages:
         known = [f"{s.method} seed {s.seed}" for s in params.settings.train_stages()]
-        raise ParamsError(
+        raise Unusable(
             f"profile {params.profile} trains no method {method!r} with seed {seed!r}; "
             f"it trains: {', '.join(known)}"
         )
@@ -74,6 +74,7 @@ def train(
 def generate(profile: Profile = "cpu", override: Override = []) -> None:  # noqa: B006
     """Draw the responses of every policy of the profile (training what is missing)."""
     params = _params(profile, override)
+    _compute(params, params.settings.train_stages())
     _compute(params, [stage.responses for stage in params.settings.score_stages()])
 
 
@@ -83,6 +84,7 @@ def evaluate(profile: Profile = "cpu", override: Override = []) -> None:  # noqa
     from califkit.evaluation import metrics_by_run, summary_table
 
     params = _params(profile, override)
+    _compute(params, params.settings.train_stages())
     runs = _compute(params, params.settings.score_stages(), show=False)
     table = summary_table(metrics_by_run(runs))
     typer.echo(table.to_string(index=False, float_format=lambda value: f"{value:.3f}"))
@@ -96,11 +98,16 @@ def reproduce(
     ] = [],  # noqa: B006
 ) -> None:
     """Run the notebooks in order through papermill and write figures and an HTML report."""
-    from califkit.notebooks import execute
+    from califkit.notebooks import NotebookError, NotebookFailed, execute
 
-    load_params(profile)
-    report = execute(profile, names=only or None)
-    typer.echo(f"figures: {report.figures}")
+    try:
+        report = execute(profile, names=only or None)
+    except NotebookFailed as error:
+        typer.echo(f"report: {error.report.index}")
+        raise Failed(str(error)) from error
+    except NotebookError as error:
+        raise Unusable(str(error)) from error
+    typer.echo(f"figures: {report.index.parent.parent}")
     typer.echo(f"report:  {report.index}")
 
 
@@ -110,10 +117,14 @@ def notebooks(
     profile: Profile = "ci",
 ) -> None:
     """Write copies of the notebooks with a profile's parameters, without running them."""
+    from califkit.notebooks import NotebookError
     from califkit.notebooks import prepare as write_copies
 
-    load_params(profile)
-    for path in write_copies(profile, prepare):
+    try:
+        paths = write_copies(profile, prepare)
+    except NotebookError as error:
+        raise Unusable(str(error)) from error
+    for path in paths:
         typer.echo(path)
 
 
@@ -130,15 +141,15 @@ def compose(
     from califkit.runs import RowLog
 
     if output.exists():
-        raise ParamsError(f"{output}: exists; give a new file")
+        raise Unusable(f"{output}: exists; give a new file")
     if not output.parent.is_dir():
-        raise ParamsError(f"{output}: the folder {output.parent} does not exist")
+        raise Unusable(f"{output}: the folder {output.parent} does not exist")
     try:
         rows = compose_rows(
             n, seed, min_constraints=min_constraints, max_constraints=max_constraints
         )
     except ValueError as error:
-        raise ParamsError(str(error)) from error
+        raise Unusable(str(error)) from error
     RowLog(output).append(rows)
     typer.echo(f"{output}: {len(rows)} prompts")
 
@@ -181,23 +192,25 @@ def version() -> None:
         typer.echo(f"{name} {number}")
 
 
+class Unusable(Exception):
+    """Input that a command cannot use: exit code 2."""
+
+
+class Failed(Exception):
+    """Work that was started and failed: exit code 1."""
+
+
 def main() -> None:
     """Entry point of the ``califkit`` command."""
-    # Read once, when the hub client is imported; everything bundled works without a network.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    # Errors of jobs and notebooks live in modules that are costly to import; their base classes
-    # are enough here.
-    expected = (ParamsError, DataError, ModelError, ConstraintError, UnknownConstraintError)
     try:
-        app(standalone_mode=True)
-    except expected as error:
+        app()
+    except (Unusable, ParamsError, DataError, ModelError, ConstraintError) as error:
         _fail(error, 2)
+    except Failed as error:
+        _fail(error, 1)
     except KeyboardInterrupt:
         _fail("interrupted; the same command continues", 130)
-    except Exception as error:
-        if type(error).__name__ not in ("NotebookError", "JobError", "AnchorError"):
-            raise
-        _fail(error, 1)
 
 
 def _params(profile: str, override: list[str]) -> Params:
@@ -205,11 +218,11 @@ def _params(profile: str, override: list[str]) -> Params:
     for item in override:
         key, sign, text = item.partition("=")
         if not sign or not all(key.split(".")):
-            raise ParamsError(f"--set {item!r}: expected KEY=VALUE, e.g. training.steps=5")
+            raise Unusable(f"--set {item!r}: expected KEY=VALUE, e.g. training.steps=5")
         try:
             value = yaml.safe_load(text)
         except yaml.YAMLError as error:
-            raise ParamsError(f"--set {item!r}: the value is not readable: {error}") from error
+            raise Unusable(f"--set {item!r}: the value is not readable: {error}") from error
         *groups, name = key.split(".")
         place = settings
         for group in groups:
@@ -219,13 +232,16 @@ def _params(profile: str, override: list[str]) -> Params:
 
 
 def _compute(params: Params, stages: list[Any], show: bool = True) -> list[Any]:
-    from califkit.dispatch import compute_all, run_stage
+    from califkit.dispatch import JobError, compute_all, run_stage
 
     execution = params.settings.execution
     if len(stages) == 1 and execution.cluster == "local":
         runs = [run_stage(params.profile, stages[0], execution)]
     else:
-        runs = compute_all(params.profile, stages, execution)
+        try:
+            runs = compute_all(params.profile, stages, execution)
+        except JobError as error:
+            raise Failed(str(error)) from error
     if show:
         for run in runs:
             _show(run)

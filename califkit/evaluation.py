@@ -66,8 +66,7 @@ def score_responses(profile: str, stage: ScoreStage, execution: Execution) -> Ru
         def compute(number: int, unit: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             prompts = [instances[row["key"]] for row in unit]
             loglik = scorer.score(
-                # Without a request of its own (custom:*), x is the whole prompt; flagged.
-                [p.prompt if p.request is None else p.request for p in prompts],
+                [prompt.x for prompt in prompts],
                 [row["token_ids"] if row["n_tokens"] else [] for row in unit],
             )
             return [

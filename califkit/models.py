@@ -75,7 +75,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 
 
 def load_model(folder: Path) -> PreTrainedModel:
-    """The model in evaluation mode: bfloat16 on a GPU, float32 on a CPU (bfloat16 is slow there)."""
+    """The model in evaluation mode: bfloat16 on a GPU, float32 on a CPU, where that is faster."""
     import torch
     from transformers import AutoModelForCausalLM
 
