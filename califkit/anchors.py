@@ -100,7 +100,9 @@ def compute_anchors(profile: str, stage: AnchorStage, execution: Execution) -> R
                     "n_tokens": response.n_tokens,
                     "finish_reason": response.finish_reason,
                     "loglik": None if np.isnan(score) else float(score),
-                    "r_ver": fraction_followed(draw.instance.constraints, response.text),
+                    "r_ver": fraction_followed(
+                        draw.instance.constraints, response.text, unterminated="empty"
+                    ),
                     "tries": count,
                 }
                 for draw, response, score, count in zip(unit, responses, scores, tries, strict=True)

@@ -172,7 +172,7 @@ class CalifReward:
         texts = [_text(completion) for completion in completions]
         r_ver = np.array(
             [
-                fraction_followed(_parse(row), text, semantics=self.semantics)
+                fraction_followed(_parse(row), text, self.semantics, unterminated="empty")
                 for row, text in zip(constraints, texts, strict=True)
             ]
         )
