@@ -39,6 +39,57 @@ def distinct_2(tokens: Sequence[int]) -> float:
     return len(set(pairs)) / len(pairs)
 
 
+def bootstrap_interval(
+    hits: ArrayLike,
+    totals: ArrayLike,
+    rng: np.random.Generator,
+    counts: ArrayLike | None = None,
+    level: float = 0.95,
+    n_resamples: int = 10_000,
+) -> tuple[float, float]:
+    """Percentile bootstrap interval of sum(hits) / sum(totals), resampling whole units.
+
+    A unit is a prompt: its constraints stand or fall together, so an accuracy over constraints
+    has to be resampled by prompt too.
+
+    Parameters
+    ----------
+    hits, totals
+        What each unit adds to numerator and denominator, shape (units,); totals > 0.
+    rng
+        Source of the resamples; the same state gives the same interval.
+    counts
+        How many units have these hits and totals; one each by default.
+    level
+        Coverage, between 0 and 1.
+
+    Returns
+    -------
+    tuple of float
+        Lower and upper end, in the unit of the ratio (a share, not percent).
+
+    Examples
+    --------
+    >>> bootstrap_interval([1, 0], [1, 1], np.random.default_rng(0), counts=[30, 70])
+    (0.21, 0.39)
+    """
+    units = np.stack([np.asarray(hits, dtype=float), np.asarray(totals, dtype=float)], axis=1)
+    _require(units, "units")
+    if not (units[:, 1] > 0).all():
+        raise ValueError("every unit needs a total above 0")
+    if not 0 < level < 1:
+        raise ValueError(f"level must lie between 0 and 1, not {level}")
+    # Drawing how often each distinct outcome comes up is drawing the units themselves, but costs
+    # no more for a million of them.
+    outcomes, which = np.unique(units, axis=0, return_inverse=True)
+    times = np.bincount(which, weights=None if counts is None else np.asarray(counts))
+    n_units = int(times.sum())
+    drawn = rng.multinomial(n_units, times / n_units, size=n_resamples)
+    values = (drawn @ outcomes[:, 0]) / (drawn @ outcomes[:, 1])
+    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
+
+
 def mean_and_std(runs: ArrayLike) -> tuple[float, float]:
     """Mean and sample standard deviation (n - 1) of run-level scores, shape (runs,).
 

@@ -73,7 +73,7 @@ def decode_line(line: bytes) -> Mapping[str, Any]:
     except (ValueError, RecursionError) as error:
         raise UnusableRow("bad JSON", f"not a line of JSON in UTF-8: {error}") from error
     if not isinstance(row, Mapping):
-        raise UnusableRow("bad JSON", f"expected a JSON object, found {_short(row)}")
+        raise UnusableRow("bad JSON", f"expected a JSON object, found {short(row)}")
     return row
 
 
@@ -100,7 +100,7 @@ def row_key(row: Mapping[str, Any]) -> str:
     if key is None:
         raise UnusableRow("missing field", "field 'key' is missing")
     if not isinstance(key, str | int):
-        raise UnusableRow("bad field", f"field 'key' must be text or a number, not {_short(key)}")
+        raise UnusableRow("bad field", f"field 'key' must be text or a number, not {short(key)}")
     return str(key)
 
 
@@ -114,21 +114,11 @@ def to_instance(row: Mapping[str, Any], key: str, source: str) -> Instance:
     ------
     UnusableRow
     """
-    if "messages" in row or "ground_truth" in row:
-        prompt, ids, kwargs = _training_fields(row)
-        constraints = _constraints(ids, kwargs)
+    prompt, constraints = prompt_and_constraints(row)
+    if _is_training(row):
         cut = _cut_training(row, prompt)
-    elif "prompt" in row or "instruction_id_list" in row:
-        prompt, ids, kwargs = _evaluation_fields(row)
-        constraints = _constraints(ids, kwargs)
-        cut = split_request(prompt, constraints)
     else:
-        raise UnusableRow(
-            "missing field",
-            "neither the evaluation layout (prompt, instruction_id_list, kwargs) nor the training "
-            "layout (messages, ground_truth, constraint); fields found: "
-            + (", ".join(row) or "none"),
-        )
+        cut = split_request(prompt, constraints)
     return Instance(
         key=key,
         prompt=prompt,
@@ -138,6 +128,44 @@ def to_instance(row: Mapping[str, Any], key: str, source: str) -> Instance:
         source=source,
         request_is_flagged=cut.request is None,
     )
+
+
+def _is_training(row: Mapping[str, Any]) -> bool:
+    return "messages" in row or "ground_truth" in row
+
+
+def prompt_and_constraints(row: Mapping[str, Any]) -> tuple[str, tuple[Constraint, ...]]:
+    """What the policy sees and what its response is checked against, for a row of either layout.
+
+    Raises
+    ------
+    UnusableRow
+    """
+    if _is_training(row):
+        prompt, ids, kwargs = _training_fields(row)
+    elif "prompt" in row or "instruction_id_list" in row:
+        prompt, ids, kwargs = _evaluation_fields(row)
+    else:
+        raise UnusableRow(
+            "missing field",
+            "neither the evaluation layout (prompt, instruction_id_list, kwargs) nor the training "
+            "layout (messages, ground_truth, constraint); fields found: "
+            + (", ".join(row) or "none"),
+        )
+    return prompt, _constraints(ids, kwargs)
+
+
+def ground_truth_constraints(truth: Any) -> tuple[Constraint, ...]:
+    """The constraints in a training row's ``ground_truth``: a value, or its text (literal or JSON).
+
+    A list of one dict, or the dict, with ``instruction_id`` (or ``instruction_id_list``) and
+    ``kwargs``, one entry an id.
+
+    Raises
+    ------
+    UnusableRow
+    """
+    return _constraints(*_ground_truth_fields(truth))
 
 
 def _evaluation_fields(row: Mapping[str, Any]) -> tuple[str, Any, Any]:
@@ -156,7 +184,7 @@ def _training_fields(row: Mapping[str, Any]) -> tuple[str, Any, Any]:
     turns = messages if isinstance(messages, list) else []
     if len(turns) != 1 or not isinstance(turns[0], Mapping) or turns[0].get("role") != "user":
         raise UnusableRow(
-            "bad field", f"field 'messages' must be one user turn, not {_short(messages)}"
+            "bad field", f"field 'messages' must be one user turn, not {short(messages)}"
         )
     prompt = _text(turns[0].get("content"), "the user turn's content")
 
@@ -166,8 +194,12 @@ def _training_fields(row: Mapping[str, Any]) -> tuple[str, Any, Any]:
         verifier = verifier[0]
         truth = truth[0] if isinstance(truth, list) and len(truth) == 1 else truth
     if not isinstance(verifier, str) or verifier.lower() != "ifeval":
-        raise UnusableRow("bad field", f"field 'dataset' must be 'ifeval', not {_short(verifier)}")
+        raise UnusableRow("bad field", f"field 'dataset' must be 'ifeval', not {short(verifier)}")
 
+    return prompt, *_ground_truth_fields(truth)
+
+
+def _ground_truth_fields(truth: Any) -> tuple[Any, Any]:
     label = _literal(truth)
     if isinstance(label, list):
         if len(label) != 1:
@@ -176,13 +208,11 @@ def _training_fields(row: Mapping[str, Any]) -> tuple[str, Any, Any]:
             )
         label = _literal(label[0])
     if not isinstance(label, Mapping):
-        raise UnusableRow(
-            "bad field", f"field 'ground_truth' must hold a dict, not {_short(label)}"
-        )
+        raise UnusableRow("bad field", f"field 'ground_truth' must hold a dict, not {short(label)}")
     ids = label.get("instruction_id", label.get("instruction_id_list"))
     if ids is None:
         raise UnusableRow("missing field", "'ground_truth' has no 'instruction_id'")
-    return prompt, ids, _required(label, "kwargs")
+    return ids, _required(label, "kwargs")
 
 
 def _literal(value: Any) -> Any:
@@ -198,25 +228,25 @@ def _literal(value: Any) -> Any:
     except (ValueError, RecursionError) as error:
         raise UnusableRow(
             "bad field",
-            f"field 'ground_truth' is neither a Python literal nor JSON: {_short(value)}",
+            f"field 'ground_truth' is neither a Python literal nor JSON: {short(value)}",
         ) from error
 
 
 def _constraints(ids: Any, kwargs: Any) -> tuple[Constraint, ...]:
     if not isinstance(ids, list) or not ids:
         raise UnusableRow(
-            "bad field", f"constraint ids: need a list of at least one, not {_short(ids)}"
+            "bad field", f"constraint ids: need a list of at least one, not {short(ids)}"
         )
     if not isinstance(kwargs, list) or len(kwargs) != len(ids):
-        found = f"{len(kwargs)} entries" if isinstance(kwargs, list) else _short(kwargs)
+        found = f"{len(kwargs)} entries" if isinstance(kwargs, list) else short(kwargs)
         raise UnusableRow("bad field", f"{len(ids)} constraint ids, but kwargs is {found}")
     built = []
     for position, (name, given) in enumerate(zip(ids, kwargs, strict=True), start=1):
         where = f"constraint {position} of {len(ids)}"
         if not isinstance(name, str):
-            raise UnusableRow("bad field", f"{where}: the id must be text, not {_short(name)}")
+            raise UnusableRow("bad field", f"{where}: the id must be text, not {short(name)}")
         if not isinstance(given, Mapping | None):
-            raise UnusableRow("bad field", f"{where}: kwargs must be a dict, not {_short(given)}")
+            raise UnusableRow("bad field", f"{where}: kwargs must be a dict, not {short(given)}")
         # Only null means "not given": 0, False and "" are values.
         present = {k: v for k, v in (given or {}).items() if v is not None}
         try:
@@ -237,7 +267,7 @@ def _cut_training(row: Mapping[str, Any], prompt: str) -> Split:
         raise UnusableRow(
             "request not recovered",
             "the texts of field 'constraint' are not exactly the end of the user turn: "
-            f"{_short(text)}",
+            f"{short(text)}",
         )
     return cut
 
@@ -245,7 +275,7 @@ def _cut_training(row: Mapping[str, Any], prompt: str) -> Split:
 def _text(value: Any, what: str) -> str:
     """`value` if it is text that a tokenizer takes: not blank, no lone surrogates."""
     if not isinstance(value, str) or not value.strip():
-        raise UnusableRow("bad field", f"{what} must be text, not {_short(value)}")
+        raise UnusableRow("bad field", f"{what} must be text, not {short(value)}")
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -259,7 +289,7 @@ def _required(row: Mapping[str, Any], field: str) -> Any:
     return row[field]
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
     """A value for a message: its repr, cut at 80 characters."""
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,166 @@
+"""The constraint ids in words, made from the registry.
+
+``python -m califkit.verifiers.docs > docs/constraints.md`` writes the table of the documentation.
+"""
+
+from __future__ import annotations
+
+import json
+import string
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from califkit.verifiers.registry import FAMILIES, REGISTRY, Spec, family_ids, spec
+
+_MAX_SHOWN = 160
+
+_INTRODUCTION = """\
+# Constraints
+
+Generated from the registry by `python -m califkit.verifiers.docs`; do not edit.
+
+`published` verdicts are those of the published evaluation and reward code. Where that code decides
+against what its instruction asks, `repaired` verdicts differ, and the row says how. Every row has
+a response that passes and one that fails, under both semantics; a repaired row also has responses
+on which the two disagree.
+"""
+
+_FAMILY_TITLES = {
+    "ifeval": "IFEval",
+    "iftrain": "Training constraints of IFBench",
+    "ifbench": "IFBench test constraints",
+}
+_COLUMNS = (
+    "id",
+    "what the instruction asks",
+    "passes",
+    "fails",
+    "what the published check does instead",
+    "what the repair does",
+    "published passes, repaired fails",
+    "published fails, repaired passes",
+)
+
+
+def markdown() -> str:
+    """The documentation page: one table a family, one row an id."""
+    parts = [_INTRODUCTION]
+    for family in FAMILIES:
+        ids = family_ids(family)
+        n_repaired = sum(REGISTRY[id].repaired is not None for id in ids)
+        parts.append(f"## {_FAMILY_TITLES[family]}: {len(ids)} ids, {n_repaired} repaired\n")
+        parts.append(_row(_COLUMNS))
+        parts.append(_row(["---"] * len(_COLUMNS)))
+        parts.extend(_row(_cells(REGISTRY[id])) for id in ids)
+        parts.append("")
+    return "\n".join(parts)
+
+
+def _cells(entry: Spec) -> list[str]:
+    cells = [
+        f"`{entry.id}`",
+        _text(_template(entry)),
+        _example(entry.example.kwargs, entry.example.passes),
+        _example({}, entry.example.fails),
+    ]
+    if entry.contrast is None:
+        return [*cells, "", "", "", ""]
+    contrast = entry.contrast
+    kwargs = {} if contrast.kwargs == entry.example.kwargs else contrast.kwargs
+    return [
+        *cells,
+        _text(entry.defect),
+        _text(entry.repair),
+        *(
+            "" if response is None else _example(kwargs, response)
+            for response in (contrast.wrongly_passes, contrast.wrongly_fails)
+        ),
+    ]
+
+
+def _template(entry: Spec) -> str:
+    """The instruction with ``{name}`` where a keyword argument goes."""
+    parts = string.Formatter().parse(entry.instruction)
+    return "".join(text + (f"{{{name}}}" if name else "") for text, name, _, _ in parts)
+
+
+def _example(kwargs: Mapping[str, Any], response: str) -> str:
+    """A response as code, behind its keyword arguments if there are any."""
+    shown = _code(response)
+    return f"{_code(json.dumps(dict(kwargs), ensure_ascii=False))} {shown}" if kwargs else shown
+
+
+def _code(text: str) -> str:
+    """Inline code that stays in its table cell: line breaks as ``\\n``, long text cut."""
+    text = text.replace("\\", "\\\\").replace("\n", "\\n").replace("\t", "\\t")
+    if len(text) > _MAX_SHOWN:
+        text = text[: _MAX_SHOWN - 3] + "..."
+    fence = "``" if "`" in text else "`"
+    pad = " " if "`" in text or text != text.strip() else ""
+    return f"{fence}{pad}{text.replace('|', chr(92) + '|')}{pad}{fence}"
+
+
+def _text(text: str) -> str:
+    """Prose in a table cell; angle brackets and stars outside code must not act as markup."""
+    parts = text.split("`")
+    for i in range(0, len(parts), 2):
+        for mark in "*_<>[]~":
+            parts[i] = parts[i].replace(mark, f"\\{mark}")
+    return "`".join(parts).replace("|", "\\|").replace("\n", " ")
+
+
+def _row(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def describe(id: str) -> str:
+    """What there is to know of one id, as plain text.
+
+    Raises
+    ------
+    UnknownConstraintError
+        The id is not registered; near names are listed.
+    """
+    entry = spec(id)
+    lines = [entry.id, f"family: {entry.family}", f"instruction: {_template(entry)}"]
+    for name, param in entry.params.items():
+        lines.append(f"parameter {name}: {param.describe()}")
+    lines += _pair("example", entry.example.kwargs, entry.example.passes, entry.example.fails)
+    if entry.contrast is None:
+        return "\n".join(lines)
+    contrast = entry.contrast
+    lines += [f"published: {entry.defect}", f"repaired: {entry.repair}"]
+    if contrast.wrongly_passes is not None:
+        lines.append(f"  passes published only: {_shown(contrast.wrongly_passes)}")
+    if contrast.wrongly_fails is not None:
+        lines.append(f"  passes repaired only: {_shown(contrast.wrongly_fails)}")
+    if contrast.kwargs != entry.example.kwargs:
+        lines.append(f"  with: {json.dumps(dict(contrast.kwargs), ensure_ascii=False)}")
+    return "\n".join(lines)
+
+
+def _pair(name: str, kwargs: Mapping[str, Any], passes: str, fails: str) -> list[str]:
+    return [
+        f"{name}: {json.dumps(dict(kwargs), ensure_ascii=False)}",
+        f"  passes: {_shown(passes)}",
+        f"  fails:  {_shown(fails)}",
+    ]
+
+
+def _shown(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def listing() -> str:
+    """All ids by family; repaired ones are marked."""
+    lines = []
+    for family in FAMILIES:
+        ids = family_ids(family)
+        lines.append(f"{family} ({len(ids)}; * = the repaired verdict can differ)")
+        lines += [f"  {id}{' *' if REGISTRY[id].repaired else ''}" for id in ids]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(markdown())
