@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from califkit.data import Instance
+from califkit.data import DataError, Instance
 from califkit.generate import (
     Response,
     TransformersEngine,
@@ -38,7 +38,7 @@ ANCHORS = "anchors.parquet"
 SIDES = ("constrained", "natural")
 
 
-class AnchorError(ValueError):
+class AnchorError(DataError):
     """Bounds that do not belong to the prompts they are asked for."""
 
 
@@ -88,7 +88,7 @@ def compute_anchors(profile: str, stage: AnchorStage, execution: Execution) -> R
             responses, tries = _draw_until_answered(engine, unit, settings, number)
             scores = scorer.score(
                 [d.instance.request for d in unit],
-                [r.token_ids if r.n_tokens else [] for r in responses],
+                [[] if r.is_empty else r.token_ids for r in responses],
             )
             return [
                 {
@@ -170,7 +170,7 @@ def _draw_until_answered(
     responses: list[Response] = []
     tries = [1] * len(unit)
     for attempt in range(settings.retries + 1):
-        todo = [i for i in range(len(unit)) if not responses or not responses[i].text.strip()]
+        todo = [i for i in range(len(unit)) if not responses or responses[i].is_empty]
         if not todo:
             break
         drawn = engine.generate(

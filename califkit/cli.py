@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from califkit import __version__
+from califkit import __version__, cli_verify
 from califkit.data import DataError
 from califkit.models import ModelError
 from califkit.params import Params, ParamsError, load_params
@@ -44,7 +44,9 @@ def anchors(profile: Profile = "cpu", override: Override = []) -> None:  # noqa:
     from califkit.dispatch import run_stage
 
     params = _params(profile, override)
-    _show(run_stage(params.profile, params.settings.anchor_stage(), params.settings.execution))
+    stage = params.settings.anchor_stage()
+    _check_inputs(params, [stage])
+    _show(run_stage(params.profile, stage, params.settings.execution))
 
 
 @app.command()
@@ -67,6 +69,7 @@ def train(
             f"profile {params.profile} trains no method {method!r} with seed {seed!r}; "
             f"it trains: {', '.join(known)}"
         )
+    _check_inputs(params, stages)
     _compute(params, stages)
 
 
@@ -74,8 +77,11 @@ def train(
 def generate(profile: Profile = "cpu", override: Override = []) -> None:  # noqa: B006
     """Draw the responses of every policy of the profile (training what is missing)."""
     params = _params(profile, override)
-    _compute(params, params.settings.train_stages())
-    _compute(params, [stage.responses for stage in params.settings.score_stages()])
+    policies = params.settings.train_stages()
+    responses = [stage.responses for stage in params.settings.score_stages()]
+    _check_inputs(params, [*policies, *responses])
+    _compute(params, policies)
+    _compute(params, responses)
 
 
 @app.command()
@@ -84,8 +90,10 @@ def evaluate(profile: Profile = "cpu", override: Override = []) -> None:  # noqa
     from califkit.evaluation import metrics_by_run, summary_table
 
     params = _params(profile, override)
-    _compute(params, params.settings.train_stages())
-    runs = _compute(params, params.settings.score_stages(), show=False)
+    policies, scores = params.settings.train_stages(), params.settings.score_stages()
+    _check_inputs(params, [*policies, *scores])
+    _compute(params, policies)
+    runs = _compute(params, scores, show=False)
     table = summary_table(metrics_by_run(runs))
     typer.echo(table.to_string(index=False, float_format=lambda value: f"{value:.3f}"))
 
@@ -98,9 +106,14 @@ def reproduce(
     ] = [],  # noqa: B006
 ) -> None:
     """Run the notebooks in order through papermill and write figures and an HTML report."""
-    from califkit.notebooks import NotebookError, NotebookFailed, execute
+    from califkit.notebooks import NotebookError, NotebookFailed, execute, select
 
+    params = _params(profile, [])
     try:
+        select(only or None)
+        if params.settings.execution.cluster == "local" or params.submit:
+            stages = [*params.settings.train_stages(), *params.settings.score_stages()]
+            _check_inputs(params, stages)
         report = execute(profile, names=only or None)
     except NotebookFailed as error:
         typer.echo(f"report: {error.report.index}")
@@ -129,6 +142,19 @@ def notebooks(
 
 
 @app.command()
+def record(profile: Profile = "laptop") -> None:
+    """Copy the rows and manifests of complete runs to results/, where notebooks find them."""
+    from califkit.runs import record_runs, runs_dir
+
+    name = load_params(profile).profile
+    recorded = record_runs(name)
+    if not recorded:
+        raise Unusable(f"{runs_dir() / name}: no complete run to record")
+    for folder in recorded:
+        typer.echo(folder)
+
+
+@app.command()
 def compose(
     output: Annotated[Path, typer.Argument(help="JSONL file to write.")],
     n: Annotated[int, typer.Option(help="Number of prompts.")] = 64,
@@ -150,7 +176,7 @@ def compose(
         )
     except ValueError as error:
         raise Unusable(str(error)) from error
-    RowLog(output).append(rows)
+    RowLog(output).keep(rows)
     typer.echo(f"{output}: {len(rows)} prompts")
 
 
@@ -161,7 +187,10 @@ def data(
     ] = "ifbench",
     split: Annotated[str, typer.Option(help="Split of a hub data set.")] = "train",
 ) -> None:
-    """Load and check a data set: count, hash, and every row that cannot be used with its reason."""
+    """Load and check a data set: count, hash, and every row that cannot be used with its reason.
+
+    Exit code 2 if a file has such rows; published data sets may.
+    """
     from califkit import data as loaders
 
     if source == "ifbench":
@@ -173,6 +202,8 @@ def data(
     typer.echo(loaded.summary())
     for row in loaded.quarantined:
         typer.echo(f"row {row.row} (key {row.key}): {row.reason}")
+    if loaded.quarantined and loaded.source == source:
+        raise Unusable(f"{source}: {len(loaded.quarantined)} of {loaded.n_rows} rows are unusable")
 
 
 @app.command()
@@ -192,6 +223,11 @@ def version() -> None:
         typer.echo(f"{name} {number}")
 
 
+app.command()(cli_verify.verify)
+app.command()(cli_verify.constraint)
+app.command()(cli_verify.doctor)
+
+
 class Unusable(Exception):
     """Input that a command cannot use: exit code 2."""
 
@@ -207,10 +243,15 @@ def main() -> None:
         app()
     except (Unusable, ParamsError, DataError, ModelError, ConstraintError) as error:
         _fail(error, 2)
+    except OSError as error:  # a folder that cannot be written, a model file that cannot be read
+        named = f"{error.filename}: {error.strerror}" if error.filename else error
+        _fail(" ".join(str(named).split()), 2)
     except Failed as error:
         _fail(error, 1)
-    except KeyboardInterrupt:
-        _fail("interrupted; the same command continues", 130)
+    except SystemExit as end:
+        if end.code == 130:  # how typer ends on Ctrl-C
+            _fail("interrupted; the same command continues", 130)
+        raise
 
 
 def _params(profile: str, override: list[str]) -> Params:
@@ -221,14 +262,39 @@ def _params(profile: str, override: list[str]) -> Params:
             raise Unusable(f"--set {item!r}: expected KEY=VALUE, e.g. training.steps=5")
         try:
             value = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise Unusable(f"--set {item!r}: the value is not readable: {error}") from error
+        except (yaml.YAMLError, ValueError) as error:  # a ValueError: there is no such date
+            text = " ".join(str(error).split())
+            raise Unusable(f"--set {item!r}: the value is not readable: {text}") from error
         *groups, name = key.split(".")
         place = settings
         for group in groups:
             place = place.setdefault(group, {})
+            if not isinstance(place, dict):
+                raise Unusable(f"--set {item!r}: {group} was set to {place!r} before")
         place[name] = value
-    return load_params(profile, settings)
+    return load_params(profile, settings or None)
+
+
+def _check_inputs(params: Params, stages: list[Any]) -> None:
+    """Meet unusable settings here; inside a job they would end as failed work (exit code 1)."""
+    from califkit.models import resolve
+    from califkit.prompts import benchmark_prompts, training_prompts
+    from califkit.runs import open_run
+
+    kinds = {stage.kind for stage in stages if not open_run(params.profile, stage).is_complete}
+    if not kinds:
+        return
+    settings = params.settings
+    try:
+        key = "data"
+        if kinds & {"anchors", "training"}:
+            training_prompts(settings.data)
+        key = "evaluation"
+        if kinds & {"generation", "scores"}:
+            benchmark_prompts(settings.evaluation)
+    except ValueError as error:  # of the loaders and of the composer
+        raise Unusable(f"settings.{key}: {error}") from error
+    resolve(settings.model)
 
 
 def _compute(params: Params, stages: list[Any], show: bool = True) -> list[Any]:

@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 
 from califkit import metrics, paper
+from califkit.data import DataError
 from califkit.generate import RESPONSES, batches, generate_responses, run_units
 from califkit.likelihood import ReferenceScorer
 from califkit.models import load_model, load_tokenizer, resolve
@@ -46,7 +47,8 @@ def score_responses(profile: str, stage: ScoreStage, execution: Execution) -> Ru
 
     Writes `SCORES`: ``key``, ``ids``, ``strict``, ``loose`` (lists parallel to ``ids``),
     ``loglik``, ``request_is_flagged``, ``tokens``, ``distinct_2``, ``finish_reason``. ``loglik`` is
-    None for an empty answer.
+    None for an answer without text. Raises `DataError` if the prompts are not those that the
+    responses answer.
     """
     started = time.monotonic()
     run = open_run(profile, stage)
@@ -56,8 +58,14 @@ def score_responses(profile: str, stage: ScoreStage, execution: Execution) -> Ru
         responses = generate_responses(profile, stage.responses, execution)
         rows = read_jsonl(responses.folder / RESPONSES)
         loaded = benchmark_prompts(stage.responses.evaluation)
+        answered = responses.manifest()["data_sha256"]
+        if answered != loaded.sha256:
+            raise DataError(
+                f"{loaded.source}: sha256 {loaded.sha256[:12]}, but the responses in "
+                f"{responses.folder} answer prompts with sha256 {answered[:12]}"
+            )
         instances = {instance.key: instance for instance in loaded.instances}
-        semantics = stage.responses.evaluation.semantics
+        semantics = stage.semantics
         folder = resolve(stage.responses.model)
         scorer = ReferenceScorer(
             load_model(folder), load_tokenizer(folder), execution.score_micro_batch
@@ -67,7 +75,7 @@ def score_responses(profile: str, stage: ScoreStage, execution: Execution) -> Ru
             prompts = [instances[row["key"]] for row in unit]
             loglik = scorer.score(
                 [prompt.x for prompt in prompts],
-                [row["token_ids"] if row["n_tokens"] else [] for row in unit],
+                [row["token_ids"] if row["response"].strip() else [] for row in unit],
             )
             return [
                 {
@@ -115,7 +123,7 @@ def run_metrics(scores: Sequence[dict[str, Any]]) -> dict[str, float]:
 def metrics_by_run(runs: Iterable[Run]) -> pd.DataFrame:
     """One row a scored run: ``method``, ``train_seed``, ``eval_seed``, the metrics, and counts.
 
-    ``empty`` counts answers without tokens, which have no likelihood; ``left_out`` counts rows of
+    ``empty`` counts answers without text, which have no likelihood; ``left_out`` counts rows of
     the benchmark that could not be used.
     """
     rows = []
@@ -141,11 +149,17 @@ def summary_table(by_run: pd.DataFrame) -> pd.DataFrame:
     """Mean and sample standard deviation over runs, a row a method and metric.
 
     Columns: ``method``, ``metric``, ``mean``, ``std`` (NaN for one run), ``runs``, ``note``.
-    Response quality is a row without numbers whose note says why.
+    Response quality is a row without numbers whose note says why; so is a metric that a run leaves
+    undefined because all its answers are empty.
     """
     rows = []
     for method, group in by_run.groupby("method", sort=False):
         for metric in METRICS:
+            undefined = int(group[metric].isna().sum())
+            if undefined:
+                note = f"not measured: undefined in {undefined} of {len(group)} runs"
+                rows.append((method, metric, np.nan, np.nan, len(group) - undefined, note))
+                continue
             mean, std = metrics.mean_and_std(group[metric])
             rows.append((method, metric, mean, std, len(group), ""))
         rows.append((method, "response_quality", np.nan, np.nan, 0, NO_JUDGE))
@@ -247,7 +261,7 @@ def against_paper(summary: pd.DataFrame, configuration: str = "qwen3-1.7b") -> p
             difference = a["mean"] - b["mean"]
             spread = float(np.hypot(a["std"], b["std"]))
             there = _paper_difference(configuration, first, second, metric)
-            verdict = a["note"] or _direction(difference, spread, there)
+            verdict = a["note"] or b["note"] or _direction(difference, spread, there)
             name = f"{paper.METHODS[first]} minus {paper.METHODS[second]}"
             rows.append((name, metric, a["mean"], b["mean"], difference, spread, there, verdict))
     columns = ["comparison", "metric", "first", "second", "difference", "spread"]
@@ -341,12 +355,16 @@ def score_texts(
 ) -> pd.DataFrame:
     """Score finished answers to one request, a row each; ``texts`` maps names to answers.
 
-    Each answer is taken to end with the end-of-turn token. Columns: ``response``, ``tokens``
-    (without that token), ``r_ver``, ``l``, ``zone``, and the rewards ``IF-RLVR`` and ``CaLIF``.
+    Each answer is taken to end with the end-of-turn token; one without text has no l. Columns:
+    ``response``, ``tokens`` (without that token), ``r_ver``, ``l``, ``zone``, and the rewards
+    ``IF-RLVR`` and ``CaLIF``.
     """
     end = scorer.tokenizer.eos_token_id
     ids = [scorer.tokenizer(t, add_special_tokens=False)["input_ids"] for t in texts.values()]
-    loglik = scorer.score([request] * len(ids), [[*answer, end] for answer in ids])
+    answers = [
+        [*answer, end] if t.strip() else [] for answer, t in zip(ids, texts.values(), strict=True)
+    ]
+    loglik = scorer.score([request] * len(ids), answers)
     r_ver = np.array([fraction_followed(constraints, text) for text in texts.values()])
     return pd.DataFrame(
         {

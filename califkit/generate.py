@@ -40,6 +40,11 @@ class Response:
         """Answer tokens without the end-of-turn token."""
         return len(self.token_ids) - (self.finish_reason == "stop")
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no visible text; such an answer has no log-likelihood (A2)."""
+        return not self.text.strip()
+
 
 class TransformersEngine:
     """Sampling with ``model.generate``."""
@@ -55,7 +60,7 @@ class TransformersEngine:
         return cls(load_model(folder), load_tokenizer(folder))
 
     def generate(self, prompts: Sequence[str], sampling: Sampling, seed: int) -> list[Response]:
-        """One response to each prompt (a single user turn in the chat template).
+        """One response to each prompt (a single user turn in the chat template, thinking off).
 
         Draws depend on the seed and on the batch as a whole; the global random state is restored.
         """
@@ -64,7 +69,10 @@ class TransformersEngine:
 
         texts = [
             self.tokenizer.apply_chat_template(
-                [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
+                [{"role": "user", "content": prompt}],
+                tokenize=False,
+                add_generation_prompt=True,
+                enable_thinking=False,
             )
             for prompt in prompts
         ]
@@ -81,6 +89,7 @@ class TransformersEngine:
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k,
+            repetition_penalty=1.0,  # else the model's own setting would be filled in
             max_new_tokens=sampling.max_tokens,
             eos_token_id=sorted(stop),
             pad_token_id=self.tokenizer.pad_token_id,

@@ -25,7 +25,12 @@ if TYPE_CHECKING:
 CHUNK = 256
 """Answer positions whose logits exist at the same time."""
 
-_RESCALED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+_RESCALED_LOGITS = (
+    "final_logit_softcapping",
+    "logit_scale",
+    "logits_scaling",
+    "lm_head_multiplier",
+)
 
 
 class ReferenceScorer:
@@ -46,10 +51,11 @@ class ReferenceScorer:
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, micro_batch: int = 8
     ) -> None:
         for name in _RESCALED_LOGITS:
-            if getattr(model.config, name, None) not in (None, 1, 1.0):
+            factor = getattr(model.config.get_text_config(), name, None)
+            if factor not in (None, 1):
                 raise ValueError(
-                    f"{type(model).__name__} rescales its logits ({name}="
-                    f"{getattr(model.config, name)}); the scorer would report a wrong likelihood"
+                    f"{type(model).__name__} rescales its logits ({name}={factor}); "
+                    "the scorer would report a wrong likelihood"
                 )
         self.model = model
         self.tokenizer = tokenizer

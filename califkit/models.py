@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -69,6 +68,8 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
+    if not tokenizer.chat_template:
+        raise ModelError(f"model {folder}: its tokenizer has no chat template")
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
@@ -78,7 +79,9 @@ def load_model(folder: Path) -> PreTrainedModel:
     """The model in evaluation mode: bfloat16 on a GPU, float32 on a CPU, where that is faster."""
     import torch
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()  # weights load in a moment; the bar only litters notebooks
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device).eval()
@@ -86,14 +89,25 @@ def load_model(folder: Path) -> PreTrainedModel:
 
 def _from_hub(name: str) -> Path:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+    )
 
     try:
         return Path(snapshot_download(name))
-    except (LocalEntryNotFoundError, OfflineModeIsEnabled, HfHubHTTPError) as error:
+    except (
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+        HfHubHTTPError,
+        HFValidationError,
+    ) as error:
         raise ModelError(
             f"model {name!r}: not in the hub cache and not to be had from the hub "
-            f"(HF_HUB_OFFLINE={os.environ.get('HF_HUB_OFFLINE', 'unset')}): {error}"
+            f"(HF_HUB_OFFLINE={os.environ.get('HF_HUB_OFFLINE', 'unset')}): "
+            f"{' '.join(str(error).split())}"
         ) from error
 
 
@@ -105,7 +119,10 @@ def _build_once(folder: Path, build: Callable[[Path], None]) -> Path:
     with FileLock(folder.parent / f".{folder.name}.lock"):
         if folder.is_dir():
             return folder
-        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+        # Under the lock the name is ours, so what a killed builder left is cleared here too.
+        temporary = folder.parent / f".{folder.name}.partial"
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
         try:
             build(temporary)
             temporary.rename(folder)
@@ -127,6 +144,7 @@ def _smollm2_gguf() -> Path:
 
 
 def _build_smollm2(folder: Path) -> None:
+    print("converting SmolLM2's weights once, about half a minute", file=sys.stderr, flush=True)
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -23,12 +23,26 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 Method = Literal["if_rlvr", "calif"]
 """Reward of a training run: the verifier fraction alone, or the calibrated one."""
 
+Semantics = Literal["published", "repaired"]
+"""Verdicts of the published code, or with its named defects repaired."""
+
 Count = Annotated[int, Field(ge=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
+Positive = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 class ParamsError(ValueError):
@@ -36,9 +50,20 @@ class ParamsError(ValueError):
 
 
 class Frozen(BaseModel):
-    """Immutable settings that refuse unknown keys."""
+    """Immutable settings that refuse unknown keys, infinities, and true or false for a number."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=()
+    )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _truth_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
+        items = value if isinstance(value, list | tuple) else [value]
+        wants_bool = cls.model_fields[info.field_name].annotation is bool
+        if not wants_bool and any(isinstance(item, bool) for item in items):
+            raise ValueError("true and false (in YAML also yes, no, on, off) do not fit this key")
+        return value
 
 
 class DataSettings(Frozen):
@@ -50,12 +75,12 @@ class DataSettings(Frozen):
     """
 
     source: str = "composer"
-    n_prompts: Count = 64
+    n_prompts: Count = 1024
     min_constraints: Count = 1
-    max_constraints: Count = 5
+    max_constraints: Annotated[int, Field(ge=1, le=5)] = 5
     constraint_ids: tuple[str, ...] | None = None
     revision: str | None = None
-    seed: int = 0
+    seed: Seed = 0
 
     @model_validator(mode="after")
     def _range(self) -> DataSettings:
@@ -70,7 +95,7 @@ class DataSettings(Frozen):
 class Sampling(Frozen):
     """How responses are drawn from a policy. ``top_k = 0`` and ``top_p = 1`` mean no truncation."""
 
-    temperature: Annotated[float, Field(gt=0)] = 1.0
+    temperature: Positive = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     top_k: Annotated[int, Field(ge=0)] = 0
     max_tokens: Count = 64
@@ -83,7 +108,7 @@ class AnchorSettings(Frozen):
     sampling: Sampling = Sampling()
     draws: Count = 1
     retries: Annotated[int, Field(ge=0)] = 3
-    seed: int = 0
+    seed: Seed = 0
 
 
 class TrainingSettings(Frozen):
@@ -94,22 +119,21 @@ class TrainingSettings(Frozen):
     prompts_per_step: Count = 1024
     rollouts_per_prompt: Annotated[int, Field(ge=2)] = 8
     max_completion_tokens: Count = 2048
-    temperature: Annotated[float, Field(gt=0)] = 1.0
-    learning_rate: Annotated[float, Field(gt=0)] = 5e-7
-    lr_scheduler: str = "constant"
-    adam_betas: tuple[float, float] = (0.9, 0.999)
-    weight_decay: float = 0.01
-    max_grad_norm: float = 1.0
+    temperature: Positive = 1.0
+    learning_rate: Positive = 5e-7
+    lr_scheduler: Literal["constant", "linear", "cosine"] = "constant"
+    adam_betas: tuple[Share, Share] = (0.9, 0.999)
+    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    max_grad_norm: Positive = 1.0
     beta: Annotated[float, Field(ge=0)] = 0.001
-    epsilon: float = 0.2
-    loss_type: str = "dapo"
+    epsilon: Positive = 0.2
+    loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "vespo"] = "dapo"
     scale_rewards: Literal["group", "batch", "none"] = "group"
-    num_iterations: Count = 1
     micro_batch_size: Count = 8
     gradient_checkpointing: bool = True
 
     @model_validator(mode="after")
-    def _divisible(self) -> TrainingSettings:
+    def _consistent(self) -> TrainingSettings:
         rollouts = self.prompts_per_step * self.rollouts_per_prompt
         if rollouts % self.micro_batch_size:
             raise ValueError(
@@ -121,17 +145,27 @@ class TrainingSettings(Frozen):
                 f"temperature = {self.temperature}: the bounds l0 and l1 are likelihoods at "
                 "temperature 1, so rollouts must be drawn at 1.0"
             )
+        if self.beta == 0:
+            raise ValueError(
+                "beta = 0: without the KL term the trainer holds no reference model to score "
+                "rollouts with"
+            )
         return self
 
 
-class EvaluationSettings(Frozen):
+class ResponseSettings(Frozen):
     """Responses on the test prompts (paper section 4; non-thinking sampling by default)."""
 
     benchmark: str = "ifbench"
     n_prompts: Count | None = None
-    prompt_seed: int = 0
+    prompt_seed: Seed = 0
     sampling: Sampling = Sampling(temperature=0.7, top_p=0.8, top_k=20, max_tokens=2048)
-    semantics: Literal["published", "repaired"] = "published"
+
+
+class EvaluationSettings(ResponseSettings):
+    """The responses and how they are judged."""
+
+    semantics: Semantics = "published"
 
 
 class AnchorStage(Frozen):
@@ -152,8 +186,8 @@ class TrainStage(Frozen):
 
     kind: ClassVar[str] = "training"
     method: Method
-    seed: int
-    alpha: float | None
+    seed: Seed
+    alpha: Positive | None
     anchors: AnchorStage
     training: TrainingSettings
 
@@ -168,8 +202,8 @@ class GenerateStage(Frozen):
     kind: ClassVar[str] = "generation"
     model: str
     policy: TrainStage | None
-    evaluation: EvaluationSettings
-    seed: int
+    evaluation: ResponseSettings
+    seed: Seed
 
     @property
     def method(self) -> str:
@@ -186,6 +220,7 @@ class ScoreStage(Frozen):
 
     kind: ClassVar[str] = "scores"
     responses: GenerateStage
+    semantics: Semantics = "published"
 
     @property
     def name(self) -> str:
@@ -200,7 +235,7 @@ class Execution(Frozen):
 
     cluster: Literal["local", "slurm"] = "local"
     workers: Count | None = None
-    memory_per_worker_gb: float = 6.0
+    memory_per_worker_gb: Positive = 6.0
     save_every: Count = 10
     score_micro_batch: Count = 8
     slurm: dict[str, Any] = {}
@@ -211,14 +246,38 @@ class Settings(Frozen):
 
     model: str = "smollm2-135m-instruct"
     methods: tuple[Method, ...] = ("if_rlvr", "calif")
-    alpha: Annotated[float, Field(gt=0)] = 0.1
-    train_seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (0,)
-    eval_seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (0, 1, 2)
+    alpha: Positive = 0.1
+    train_seeds: tuple[Seed, ...] = (0,)
+    eval_seeds: tuple[Seed, ...] = (0, 1, 2)
     data: DataSettings = DataSettings()
     anchors: AnchorSettings = AnchorSettings()
     training: TrainingSettings = TrainingSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
     execution: Execution = Execution()
+
+    @field_validator("methods", "train_seeds", "eval_seeds")
+    @classmethod
+    def _distinct(cls, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        if len(set(values)) < len(values):
+            raise ValueError("the same value twice would count one run as two")
+        return values
+
+    @field_validator("train_seeds", "eval_seeds")
+    @classmethod
+    def _some(cls, values: tuple[int, ...]) -> tuple[int, ...]:
+        if not values:
+            raise ValueError("needs at least one seed")
+        return values
+
+    @model_validator(mode="after")
+    def _enough_prompts(self) -> Settings:
+        if self.data.n_prompts < self.training.prompts_per_step:
+            # TRL would drop the incomplete batch and end without a single step.
+            raise ValueError(
+                f"data.n_prompts = {self.data.n_prompts} is less than "
+                f"training.prompts_per_step = {self.training.prompts_per_step}"
+            )
+        return self
 
     def anchor_stage(self) -> AnchorStage:
         return AnchorStage(model=self.model, data=self.data, anchors=self.anchors)
@@ -238,14 +297,14 @@ class Settings(Frozen):
 
     def score_stages(self) -> list[ScoreStage]:
         """All evaluations of the profile: the base model, then every training run, per seed."""
-        policies = [None, *self.train_stages()]
+        # Without the semantics: responses do not depend on how they are judged later.
+        how = ResponseSettings(**self.evaluation.model_dump(exclude={"semantics"}))
         return [
             ScoreStage(
-                responses=GenerateStage(
-                    model=self.model, policy=policy, evaluation=self.evaluation, seed=seed
-                )
+                responses=GenerateStage(model=self.model, policy=policy, evaluation=how, seed=seed),
+                semantics=self.evaluation.semantics,
             )
-            for policy in policies
+            for policy in [None, *self.train_stages()]
             for seed in self.eval_seeds
         ]
 
@@ -253,7 +312,7 @@ class Settings(Frozen):
 class Params(Frozen):
     """A whole params file."""
 
-    profile: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")]
+    profile: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
     submit: bool = False
     settings: Settings = Settings()
 
@@ -282,14 +341,17 @@ def load_params(profile: str | Path = "cpu", settings: dict[str, Any] | None = N
     """
     path = params_path(profile)
     raw = read_params_file(path)
-    if settings:
-        if not isinstance(settings, dict):
-            raise ParamsError(f"{path}: settings must be a mapping, got {settings!r}")
-        raw = {**raw, "settings": _merge(raw.get("settings") or {}, settings)}
+    params = _typed(raw, str(path))
+    if settings is not None:
+        params = _typed(_merge(raw, {"settings": settings}), f"{path} with overrides")
+    return params
+
+
+def _typed(raw: dict[str, Any], source: str) -> Params:
     try:
         return Params.model_validate(raw)
     except ValidationError as error:
-        raise ParamsError(_explain(path, error)) from error
+        raise ParamsError(_explain(source, error)) from error
 
 
 def params_path(profile: str | Path) -> Path:
@@ -311,10 +373,11 @@ def read_params_file(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file, untyped."""
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ParamsError(f"{path}: not readable as YAML: {error}") from error
+    except (yaml.YAMLError, ValueError) as error:  # a ValueError: no UTF-8, no such date
+        text = " ".join(str(error).split())
+        raise ParamsError(f"{path}: not readable as YAML: {text}") from error
     if not isinstance(raw, dict):
-        raise ParamsError(f"{path}: expected a mapping with the key 'profile', got {raw!r}")
+        raise ParamsError(f"{path}: expected a mapping with the key 'profile', got {_short(raw)}")
     return raw
 
 
@@ -326,9 +389,17 @@ def _merge(base: dict[str, Any], override: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _explain(path: Path, error: ValidationError) -> str:
-    lines = [
-        f"{path}: {'.'.join(map(str, e['loc'])) or 'file'}: {e['msg']} (got {e['input']!r})"
-        for e in error.errors()
-    ]
+def _explain(source: str, error: ValidationError) -> str:
+    """One line a problem: file, key, what is wrong, value."""
+    lines = []
+    for problem in error.errors():
+        key = ".".join(map(str, problem["loc"])) or "file"
+        unknown = problem["type"] == "extra_forbidden"
+        what = "unknown key" if unknown else problem["msg"].removeprefix("Value error, ")
+        lines.append(f"{source}: {key}: {what} (got {_short(problem['input'])})")
     return "\n".join(lines)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 100 else text[:97] + "..."

@@ -9,7 +9,7 @@ CaLIF (paper section 2.3), with l = l(y; x) and the bounds l0, l1 of the prompt:
                 l > l1          0
 
 Both ends of the region are closed, and l0 = l1 is a region of one point. What the paper leaves
-open: an answer without tokens has no l and a prompt may lack a bound; both keep r_ver.
+open: an answer without text has no l and a prompt may lack a bound; both keep r_ver.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from califkit.likelihood import ReferenceScorer
-from califkit.metrics import distinct_2
+from califkit.metrics import distinct_2, nan_mean
 from califkit.verifiers import Constraint, fraction_followed
 
 ZONES = ("below", "inside", "above", "reversed", "unbounded")
@@ -128,6 +128,8 @@ class CalifReward:
         micro_batch: int = 8,
         on_rollouts: Callable[[int, list[dict[str, Any]]], None] | None = None,
     ) -> None:
+        if alpha is not None and not alpha > 0:
+            raise ValueError(f"alpha must be positive, or None for no bonus, got {alpha}")
         self.alpha = alpha
         self.semantics = semantics
         self.micro_batch = micro_batch
@@ -176,8 +178,14 @@ class CalifReward:
                 for row, text in zip(constraints, texts, strict=True)
             ]
         )
-        likelihood = self._scorer.score(request, completion_ids)
+        # An answer without text has no likelihood, in anchors and evaluation too.
+        scored = [
+            ids if text.strip() else [] for ids, text in zip(completion_ids, texts, strict=True)
+        ]
+        likelihood = self._scorer.score(request, scored)
         lower, upper = (np.array(bound, dtype=float) for bound in (l0, l1))
+        if not len(lower) == len(upper) == len(texts):
+            raise ValueError(f"{len(texts)} rollouts, but {len(lower)} l0 and {len(upper)} l1")
         if self.alpha is None:
             rewards = r_ver
         else:
@@ -191,8 +199,8 @@ class CalifReward:
         lengths = np.array([len(ids) for ids in answers])
         if log_metric is not None:
             log_metric("r_ver", float(r_ver.mean()))
-            log_metric("loglik", _nanmean(likelihood))
-            log_metric("distinct_2", _nanmean(repetition))
+            log_metric("loglik", nan_mean(likelihood))
+            log_metric("distinct_2", nan_mean(repetition))
             log_metric("tokens", float(lengths.mean()))
             zeroed = exceeds_ceiling(likelihood, lower, upper) & (r_ver > 0)
             log_metric("above_ceiling", float(zeroed.mean()))
@@ -238,10 +246,6 @@ def _parse(column: str) -> list[Constraint]:
 def _text(completion: Any) -> str:
     """Text of a completion: a string, or the last message of a conversation."""
     return completion if isinstance(completion, str) else completion[-1]["content"]
-
-
-def _nanmean(values: np.ndarray) -> float:
-    return float(np.nanmean(values)) if np.isfinite(values).any() else float("nan")
 
 
 def _or_none(value: float) -> float | None:

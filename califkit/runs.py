@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import subprocess
 import time
 from collections.abc import Iterable, Iterator
@@ -110,10 +111,40 @@ class Run:
         write_json(self.folder / MANIFEST, manifest)
 
 
+def results_dir() -> Path:
+    """Runs that ship with the repository: rows and manifests, no weights."""
+    return project_root() / "results"
+
+
 def open_run(profile: str, stage: Stage) -> Run:
-    """The run folder of a stage in a profile; nothing is created yet."""
-    folder = runs_dir() / profile / stage.kind / f"{stage.name}-{stage_hash(stage)}"
-    return Run(stage, folder)
+    """The run folder of a stage in a profile; nothing is created yet.
+
+    Where the stage was not computed here but a recorded run of it ships with the repository, that
+    one is opened. It is complete, but holds no weights: see `own_run`.
+    """
+    own = own_run(profile, stage)
+    recorded = Run(stage, results_dir() / own.folder.relative_to(runs_dir()))
+    return recorded if recorded.is_complete and not own.is_complete else own
+
+
+def own_run(profile: str, stage: Stage) -> Run:
+    """The run folder for computing a stage here, whether or not a recorded run exists."""
+    name = f"{stage.name}-{stage_hash(stage)}"
+    return Run(stage, runs_dir() / profile / stage.kind / name)
+
+
+def record_runs(profile: str) -> list[Path]:
+    """Copy the rows and manifests of all complete runs of a profile to `results_dir`."""
+    recorded = []
+    for manifest in sorted((runs_dir() / profile).glob(f"*/*/{MANIFEST}")):
+        target = results_dir() / manifest.parent.relative_to(runs_dir())
+        target.mkdir(parents=True, exist_ok=True)
+        # The manifest last, as in the run itself.
+        rows = [p for p in manifest.parent.iterdir() if p.suffix in (".jsonl", ".parquet")]
+        for path in [*rows, manifest]:
+            shutil.copyfile(path, target / path.name)
+        recorded.append(target)
+    return recorded
 
 
 class RowLog:
@@ -135,7 +166,7 @@ class RowLog:
         return read_jsonl(self.path) if self.path.exists() else []
 
     def append(self, rows: Iterable[dict[str, Any]]) -> None:
-        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        text = _lines(rows)
         with self.path.open("a", encoding="utf-8") as file:
             file.write(text)
             file.flush()
@@ -143,11 +174,7 @@ class RowLog:
 
     def keep(self, rows: list[dict[str, Any]]) -> None:
         """Replace the content atomically, for cutting rows of an unfinished unit."""
-        temporary = self.path.with_suffix(".tmp")
-        temporary.write_text(
-            "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8"
-        )
-        os.replace(temporary, self.path)
+        _replace(self.path, _lines(rows))
 
 
 def resume_units(log: RowLog, unit_sizes: list[int]) -> int:
@@ -174,9 +201,20 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
 
 def write_json(path: Path, value: Any) -> None:
     """Write JSON so that a reader sees the old file or the new one, never half of it."""
+    _replace(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def _lines(rows: Iterable[dict[str, Any]]) -> str:
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def _replace(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def versions() -> dict[str, str]:

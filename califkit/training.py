@@ -19,16 +19,16 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import TrainerCallback
+from transformers import PrinterCallback, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 from trl import GRPOConfig, GRPOTrainer
 
-from califkit.anchors import compute_anchors, join_anchors, load_anchors
+from califkit.anchors import AnchorError, compute_anchors, join_anchors, load_anchors
 from califkit.models import load_tokenizer, resolve
 from califkit.params import Execution, TrainStage
 from califkit.prompts import training_prompts
 from califkit.rewards import CalifReward, constraints_json
-from califkit.runs import LOG, ROLLOUTS, RowLog, Run, open_run
+from califkit.runs import LOG, ROLLOUTS, RowLog, Run, own_run
 
 POLICY = "policy"
 CHECKPOINTS = "checkpoints"
@@ -40,12 +40,18 @@ def train(profile: str, stage: TrainStage, execution: Execution) -> Run:
     Writes `LOG` (a row a step), `ROLLOUTS` (a row a rollout) and the trained model in `POLICY`.
     """
     started = time.monotonic()
-    run = open_run(profile, stage)
+    run = own_run(profile, stage)  # a recorded run has no policy
     with run.computing() as needed:
         if not needed:
             return run
-        anchors = load_anchors(compute_anchors(profile, stage.anchors, execution))
+        anchor_run = compute_anchors(profile, stage.anchors, execution)
         loaded = training_prompts(stage.anchors.data)
+        if anchor_run.manifest()["data_sha256"] != loaded.sha256:
+            raise AnchorError(
+                f"{anchor_run.folder}: the bounds were measured for other training prompts; "
+                "delete the folder to measure them again"
+            )
+        anchors = load_anchors(anchor_run)
         bounds = join_anchors(loaded.instances, anchors)
         rows = Dataset.from_dict(
             {
@@ -73,21 +79,27 @@ def train(profile: str, stage: TrainStage, execution: Execution) -> Run:
             processing_class=load_tokenizer(folder),
             callbacks=[log],
         )
+        trainer.remove_callback(PrinterCallback)  # the log says how training goes
         reward.bind(trainer)
         checkpoint = _last_checkpoint(run.folder / CHECKPOINTS)
-        log.resume_at(_step_of(checkpoint))
-        trainer.train(resume_from_checkpoint=checkpoint)
+        done = _step_of(checkpoint)
+        log.resume_at(done)
+        if done < stage.training.steps:
+            trainer.train(resume_from_checkpoint=checkpoint)
+        else:  # killed after the last step, whose checkpoint train() would take a step further
+            trainer.model = type(trainer.model).from_pretrained(checkpoint, dtype="auto")
 
         _save_policy(trainer, run.folder / POLICY)
-        shutil.rmtree(run.folder / CHECKPOINTS, ignore_errors=True)
         run.finish(
             started,
-            rows=trainer.state.global_step,
+            rows=len(log.steps.rows()),
             data=loaded.summary(),
             data_sha256=loaded.sha256,
             trl_config=resolved_config(config, run.folder),
             threads=torch.get_num_threads(),
         )
+        # After the manifest: a kill between the two must not cost the training.
+        shutil.rmtree(run.folder / CHECKPOINTS, ignore_errors=True)
     return run
 
 
@@ -122,7 +134,7 @@ def grpo_config(stage: TrainStage, execution: Execution, folder: Path) -> GRPOCo
         epsilon=settings.epsilon,
         loss_type=settings.loss_type,
         scale_rewards=settings.scale_rewards,
-        num_iterations=settings.num_iterations,
+        num_iterations=1,  # one update per batch (section 3), so every step has its rollouts
         importance_sampling_level="token",
         mask_truncated_completions=False,
         sync_ref_model=False,
@@ -200,13 +212,25 @@ def _number(value: float | None) -> str:
 
 
 def _last_checkpoint(folder: Path) -> str | None:
-    """The newest whole checkpoint; one that a kill tore is removed."""
+    """The newest whole checkpoint; one that a kill tore is removed.
+
+    The trainer deletes an older checkpoint only after it has written the next one, so a kill never
+    leaves none.
+    """
     while folder.is_dir() and (checkpoint := get_last_checkpoint(str(folder))):
-        # The trainer state is the last file of a checkpoint.
-        if (Path(checkpoint) / "trainer_state.json").is_file():
+        if _is_whole(Path(checkpoint)):
             return checkpoint
         shutil.rmtree(checkpoint)
     return None
+
+
+def _is_whole(checkpoint: Path) -> bool:
+    """Whether the trainer state is there, which is the last file of a checkpoint to be written."""
+    try:
+        json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return False
+    return True
 
 
 def _step_of(checkpoint: str | None) -> int:

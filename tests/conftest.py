@@ -16,3 +16,24 @@ def shared() -> Path:
     if not folder.is_dir():
         pytest.skip("the folder ../shared is not here")
     return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_folder() -> Path:
+    """Folder of the tiny random Llama, built in the user's cache if it is not there."""
+    from califkit.models import resolve
+
+    return resolve("tiny-random-llama")
+
+
+@pytest.fixture(scope="session")
+def tiny(tiny_folder):
+    """An engine with the tiny model on the CPU in float32: ``.model``, ``.tokenizer``."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from califkit.generate import TransformersEngine
+    from califkit.models import load_tokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(tiny_folder, dtype=torch.float32).eval()
+    return TransformersEngine(model, load_tokenizer(tiny_folder))

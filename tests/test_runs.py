@@ -1,0 +1,195 @@
+"""Run folders: rows that survive a kill, units, the manifest, where things lie."""
+
+import json
+import os
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from califkit import runs
+from califkit.params import ScoreStage, Settings, stage_hash
+from califkit.runs import RowLog, open_run, read_jsonl, resume_units, write_json
+
+ROWS = [{"n": 0, "text": "plain"}, {"n": 1, "text": "two\nlines\r\u2028\x85 and ä 🙂"}, {"n": 2}]
+
+
+@pytest.fixture
+def stage() -> ScoreStage:
+    return Settings().score_stages()[-1]
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, stage):
+    monkeypatch.setenv("CALIFKIT_RUNS", str(tmp_path / "runs"))
+    return open_run("test", stage)
+
+
+def test_rows_come_back_as_they_were_appended(tmp_path):
+    log = RowLog(tmp_path / "rows.jsonl")
+    assert log.rows() == []
+    log.append(ROWS[:1])
+    log.append(ROWS[1:])
+    assert log.rows() == ROWS
+    assert read_jsonl(log.path) == ROWS
+    assert len(log.path.read_bytes().split(b"\n")) == len(ROWS) + 1, "one line a row"
+
+
+@pytest.mark.parametrize("cut", [1, 5, 30])
+def test_a_torn_last_line_is_cut_when_the_file_is_opened(tmp_path, cut):
+    path = tmp_path / "rows.jsonl"
+    RowLog(path).append(ROWS[:2])
+    path.write_bytes(path.read_bytes()[:-cut])
+    log = RowLog(path)
+    assert log.rows() == ROWS[:1]
+    log.append(ROWS[2:])
+    assert log.rows() == [ROWS[0], ROWS[2]], "the next row starts on a line of its own"
+
+
+def test_a_file_that_holds_only_a_torn_line_is_emptied(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'{"n": ')
+    assert RowLog(path).rows() == []
+
+
+def test_keep_replaces_the_rows_and_touches_nothing_else(tmp_path):
+    neighbour = tmp_path / "rows.tmp"
+    neighbour.write_text("mine")
+    log = RowLog(tmp_path / "rows.jsonl")
+    log.append(ROWS)
+    log.keep(ROWS[1:])
+    assert log.rows() == ROWS[1:]
+    assert neighbour.read_text() == "mine"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["rows.jsonl", "rows.tmp"]
+
+
+@pytest.mark.parametrize(
+    ("n_rows", "done", "kept"),
+    [(0, 0, 0), (1, 0, 0), (2, 1, 2), (4, 1, 2), (5, 2, 5), (6, 3, 6), (8, 3, 6)],
+)
+def test_rows_of_a_torn_unit_are_cut(tmp_path, n_rows, done, kept):
+    log = RowLog(tmp_path / "rows.jsonl")
+    log.append([{"n": n} for n in range(n_rows)])
+    assert resume_units(log, [2, 3, 1]) == done
+    assert [row["n"] for row in log.rows()] == list(range(kept))
+
+
+def test_json_is_replaced_as_a_whole(tmp_path, monkeypatch):
+    path = tmp_path / "value.json"
+    write_json(path, {"a": 1})
+
+    def killed(*args):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            write_json(path, {"a": 2})
+    assert json.loads(path.read_text()) == {"a": 1}
+    with pytest.raises(TypeError):
+        write_json(path, {"a": object()})
+    assert json.loads(path.read_text()) == {"a": 1}
+    assert [p.name for p in tmp_path.iterdir()] == ["value.json"]
+
+
+def test_the_folder_of_a_run_follows_from_profile_and_stage(run, stage, tmp_path):
+    expected = tmp_path / "runs" / "test" / "scores" / f"calif-trained0-seed2-{stage_hash(stage)}"
+    assert run.folder == expected
+    assert not (tmp_path / "runs").exists(), "asking creates nothing"
+    assert not run.is_complete
+    with pytest.raises(FileNotFoundError):
+        run.manifest()
+
+
+def test_the_manifest_is_what_makes_a_run_complete(run, stage):
+    with run.computing() as needed:
+        assert needed
+        RowLog(run.folder / "rows.jsonl").append(ROWS)
+        assert not run.is_complete
+        run.finish(time.monotonic() - 2, rows=3, data_sha256="abc")
+    assert run.is_complete
+    manifest = run.manifest()
+    assert manifest["settings"] == json.loads(json.dumps(stage.model_dump(mode="json")))
+    assert manifest["hash"] == stage_hash(stage)
+    assert (manifest["stage"], manifest["name"]) == ("scores", "calif-trained0-seed2")
+    assert (manifest["rows"], manifest["data_sha256"]) == (3, "abc")
+    assert 2 <= manifest["attempt_seconds"] < 60
+    assert {"torch", "transformers", "trl", "califkit", "python"} <= set(manifest["versions"])
+    assert manifest["host"]
+    with run.computing() as needed:
+        assert not needed
+
+
+def test_a_run_that_fails_stays_incomplete(run):
+    with pytest.raises(RuntimeError), run.computing():
+        raise RuntimeError
+    assert not run.is_complete
+    with run.computing() as needed:
+        assert needed, "and can be taken up again"
+
+
+def test_a_second_request_waits_and_finds_the_result(run):
+    answers = []
+
+    def ask():
+        with run.computing() as needed:
+            answers.append(needed)
+
+    with run.computing():
+        second = threading.Thread(target=ask)
+        second.start()
+        second.join(0.3)
+        assert answers == [], "the folder is held"
+        run.finish(time.monotonic())
+    second.join(10)
+    assert answers == [False]
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch) -> Path:
+    for name in ("CALIFKIT_ROOT", "CALIFKIT_RUNS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_project_is_around_the_working_directory(elsewhere, monkeypatch):
+    for name in ("params", "notebooks/deep"):
+        (elsewhere / "mine" / name).mkdir(parents=True)
+    monkeypatch.chdir(elsewhere / "mine" / "notebooks" / "deep")
+    assert runs.project_root() == elsewhere / "mine"
+    assert runs.runs_dir() == elsewhere / "mine" / "runs"
+
+
+def test_the_project_is_around_the_package_when_started_elsewhere(elsewhere):
+    (elsewhere / "params").mkdir()  # not enough: there is no notebooks/ beside it
+    assert runs.project_root() == Path(runs.__file__).parents[1]
+
+
+def test_the_environment_names_project_and_runs(elsewhere, monkeypatch):
+    monkeypatch.setenv("CALIFKIT_ROOT", str(elsewhere / "root"))
+    assert runs.project_root() == elsewhere / "root"
+    assert runs.runs_dir() == elsewhere / "root" / "runs"
+    monkeypatch.setenv("CALIFKIT_RUNS", str(elsewhere / "big-disk"))
+    assert runs.runs_dir() == elsewhere / "big-disk"
+
+
+def test_the_commit_is_marked_when_files_differ(tmp_path, monkeypatch):
+    monkeypatch.setattr(runs, "__file__", str(tmp_path / "package" / "runs.py"))
+    assert runs.git_commit() is None
+
+    def git(*command: str) -> str:
+        identity = ["-c", "user.name=n", "-c", "user.email=e"]
+        run = ["git", "-C", str(tmp_path), *identity, *command]
+        return subprocess.run(run, check=True, capture_output=True, text=True).stdout.strip()
+
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "runs.py").write_text("1")
+    git("init")
+    git("add", ".")
+    git("commit", "-m", "first")
+    assert runs.git_commit() == git("rev-parse", "HEAD")[:12]
+    (tmp_path / "package" / "runs.py").write_text("2")
+    assert runs.git_commit() == git("rev-parse", "HEAD")[:12] + "+changes"
