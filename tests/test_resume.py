@@ -1,9 +1,11 @@
 """kill -9 in the middle of every stage, then the same command again."""
 
+import io
 import json
 import shutil
 import subprocess
 import sys
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,9 +77,7 @@ class Stages:
         self.patch.setenv("CALIFKIT_RUNS", str(self.folder / where))
         return open_run("tiny", stage)
 
-    def kill_and_continue(
-        self, stage: Stage, command: list[str], name: str, rows: int, capfd: pytest.CaptureFixture
-    ) -> Killed:
+    def kill_and_continue(self, stage: Stage, command: list[str], name: str, rows: int) -> Killed:
         """Kill ``python <command> <params file>`` once its file ``name`` has some rows, run the
         stage again, and run it unbroken."""
         run, log = self.open("killed", stage), self.folder / "output.log"
@@ -86,10 +86,9 @@ class Stages:
         assert not run.is_complete
         before = {p.name: p.read_bytes() for p in run.folder.iterdir() if p.is_file()}
         shutil.copytree(run.folder, self.folder / "at-the-kill" / stage.kind)
-        capfd.readouterr()
-        self.compute("killed", stage)
-        printed = capfd.readouterr().out
-        return Killed(run, self.compute("unbroken", stage), before, printed)
+        with redirect_stdout(io.StringIO()) as printed:
+            self.compute("killed", stage)
+        return Killed(run, self.compute("unbroken", stage), before, printed.getvalue())
 
 
 @pytest.fixture(scope="module")
@@ -112,20 +111,25 @@ def assert_continued(killed: Killed, name: str) -> None:
     assert killed.run.is_complete
 
 
-def test_anchors(stages, capfd):
+def test_anchors(stages):
     stage = stages.params.settings.anchor_stage()
     command = ["-m", "califkit.cli", "anchors", "--profile"]
-    killed = stages.kill_and_continue(stage, command, DRAWS, 3, capfd)
+    killed = stages.kill_and_continue(stage, command, DRAWS, 3)
     assert_continued(killed, DRAWS)
     assert len(killed.rows(DRAWS)[0]) == 12 * 2
     tables = [run.folder / "anchors.parquet" for run in (killed.run, killed.unbroken)]
     assert tables[0].read_bytes() == tables[1].read_bytes()
 
 
-def test_training(stages, capfd):
+@pytest.fixture(scope="module")
+def training(stages) -> Killed:
     (stage,) = stages.params.settings.train_stages()
     command = ["-m", "califkit.cli", "train", "--profile"]
-    killed = stages.kill_and_continue(stage, command, LOG, SAVE_EVERY + 1, capfd)
+    return stages.kill_and_continue(stage, command, LOG, SAVE_EVERY + 1)
+
+
+def test_training(training):
+    killed = training
     # Steps up to the checkpoint were not computed again: their rows kept even the seconds.
     old = [json.loads(line) for line in whole_lines(killed.before[LOG]).splitlines()]
     ours, unbroken = killed.rows(LOG)
@@ -191,9 +195,9 @@ def test_a_torn_checkpoint_is_passed_over(tmp_path, tear):
     assert _last_checkpoint(tmp_path / "absent") is None
 
 
-def test_killed_inside_a_checkpoint(stages, capfd):
+def test_killed_inside_a_checkpoint(stages, training, capfd):
     """Continues from the older checkpoint, and ends with the same policy."""
-    (stage,) = stages.params.settings.train_stages()
+    stage, unbroken = training.run.stage, training.unbroken
     run = stages.open("torn", stage)
     shutil.copytree(stages.folder / "at-the-kill" / "training", run.folder)
     newest = max((run.folder / "checkpoints").glob("checkpoint-*"))
@@ -205,19 +209,18 @@ def test_killed_inside_a_checkpoint(stages, capfd):
     shutil.copytree(anchors, stages.open("torn", stage.anchors).folder)
     stages.compute("torn", stage)
     assert f"continuing after step {at} of {STEPS}" in capfd.readouterr().out
-    unbroken = stages.open("unbroken", stage)
     for name in (ROLLOUTS, "policy/model.safetensors"):
         assert (run.folder / name).read_bytes() == (unbroken.folder / name).read_bytes()
 
 
-def test_killed_after_the_last_checkpoint(stages, capfd, monkeypatch):
+def test_killed_after_the_last_checkpoint(stages, training, capfd, monkeypatch):
     """Killed right before the manifest: no step is taken twice, nor one too many.
 
     On the way there, whenever a checkpoint was deleted, a newer one was whole.
     """
-    from califkit import training
+    from califkit.training import _is_whole
 
-    (stage,) = stages.params.settings.train_stages()
+    stage, unbroken = training.run.stage, training.unbroken
     run = stages.open("late", stage)
     anchors = stages.open("unbroken", stage.anchors).folder
     shutil.copytree(anchors, stages.open("late", stage.anchors).folder)
@@ -231,21 +234,21 @@ def test_killed_after_the_last_checkpoint(stages, capfd, monkeypatch):
             newer = [
                 p
                 for p in path.parent.glob("checkpoint-*")
-                if int(p.name.rsplit("-", 1)[1]) > step and training._is_whole(p)
+                if int(p.name.rsplit("-", 1)[1]) > step and _is_whole(p)
             ]
             assert newer, f"{path.name} is deleted while no newer one is whole"
         rmtree(path, *args, **kwargs)
 
-    class Killed(BaseException):
+    class Dead(BaseException):
         pass
 
-    def kill(*args):
-        raise Killed
+    def kill(*args, **facts):
+        raise Dead
 
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "rmtree", watched)
         patch.setattr(Run, "finish", kill)
-        with pytest.raises(Killed):
+        with pytest.raises(Dead):
             stages.compute("late", stage)
     assert deleted == ["checkpoint-2", "checkpoint-4"]
     assert [p.name for p in (run.folder / "checkpoints").glob("checkpoint-*")] == ["checkpoint-5"]
@@ -255,29 +258,30 @@ def test_killed_after_the_last_checkpoint(stages, capfd, monkeypatch):
     assert f"continuing after step {STEPS} of {STEPS}" in capfd.readouterr().out
     assert (run.folder / LOG).read_bytes() == log
     assert run.manifest()["rows"] == STEPS
-    unbroken = stages.open("unbroken", stage)
     for name in (ROLLOUTS, "policy/model.safetensors"):
         assert (run.folder / name).read_bytes() == (unbroken.folder / name).read_bytes()
 
 
-def test_generation(stages, capfd):
+def test_generation(stages):
     stage = stages.params.settings.score_stages()[0].responses
-    killed = stages.kill_and_continue(stage, ["-c", BASE_ALONE, stage.kind], RESPONSES, 20, capfd)
+    killed = stages.kill_and_continue(stage, ["-c", BASE_ALONE, stage.kind], RESPONSES, 20)
     assert_continued(killed, RESPONSES)
     assert len(killed.rows(RESPONSES)[0]) == 200
 
 
-def test_scoring(stages, capfd):
+def test_scoring(stages):
     stage = stages.params.settings.score_stages()[0]
     stages.compute("killed", stage.responses)
-    killed = stages.kill_and_continue(stage, ["-c", BASE_ALONE, stage.kind], SCORES, 32, capfd)
+    killed = stages.kill_and_continue(stage, ["-c", BASE_ALONE, stage.kind], SCORES, 32)
     assert_continued(killed, SCORES)
     assert len(killed.rows(SCORES)[0]) == 200
 
 
 def test_a_complete_stage_costs_nothing(stages):
     """Opening every stage again takes well under a second and loads no torch."""
-    stages.compute("unbroken", stages.params.settings.train_stages()[0])
+    settings = stages.params.settings
+    for stage in (*settings.train_stages(), settings.score_stages()[0]):
+        stages.compute("unbroken", stage)
     script = """
 import sys, time
 from califkit import dispatch

@@ -68,9 +68,8 @@ def test_checker_takes_the_declared_arguments(id):
 
 
 def test_a_defect_has_a_repair_and_a_repair_a_defect():
-    assert [
-        id for id in IDS if (REGISTRY[id].defect is None) != (REGISTRY[id].repaired is None)
-    ] == ["new:copy_span_idx"]
+    for id in IDS:
+        assert (REGISTRY[id].defect is None) == (REGISTRY[id].repaired is None), id
 
 
 def test_an_id_registers_once_and_only_in_a_known_family():
@@ -238,6 +237,11 @@ def test_both_engines_give_the_same_matches(raw, monkeypatch):
     assert standard
 
 
+def test_a_response_that_is_no_text_is_refused():
+    with pytest.raises(TypeError, match="None"):
+        verify(Constraint("punctuation:no_comma"), None)
+
+
 def test_wrong_mode_and_semantics_are_refused():
     no_comma = Constraint("punctuation:no_comma")
     with pytest.raises(ValueError, match="mode"):
@@ -386,7 +390,27 @@ def test_bullets_as_the_published_patterns_count_them(response, bullets):
         ("keywords:exclude_word_harder", {"keyword": "Music"}, "Music, is", True, False),
         ("keywords:palindrome", {}, "I see", True, False),
         ("keywords:palindrome", {}, "Level!", False, True),
-        ("keywords:start_end", {}, "Tea is tea.", False, True),
+        ("letters:letter_counting", {"N": 3, "relation": "at most"}, "Tea!", False, True),
+        ("letters:letter_counting", {"N": 3, "relation": "at most"}, "Teas", False, False),
+        ("keywords:start_end", {}, "Tea is tea.", False, False),
+        ("keywords:start_end", {}, '"Tea" is tea', False, True),
+        ("keywords:start_end", {}, "Don't say what I do", True, False),
+        ("detectable_format:number_bullet_lists", {"num_bullets": 1}, "* **Tea**: hot", True, True),
+        ("detectable_format:number_bullet_lists", {"num_bullets": 1}, "- a\n* * *", False, True),
+        (
+            "copy:repeat_phrase",
+            {"phrase": "the fox runs", "small_n": 1},
+            "the fox runs, the cat runs",
+            False,
+            False,
+        ),
+        (
+            "keywords:keyword_specific_position",
+            {"keyword": "tea", "n": 1, "m": 3},
+            "Don't drink tea.",
+            False,
+            True,
+        ),
         ("detectable_format:sentence_hyphens", {}, "Sit down.-Have tea.-", True, False),
         ("detectable_format:bigram_wrapping", {}, "alone", True, False),
         ("paragraphs:paragraphs2", {}, "a\n\n\n\nb", False, True),
@@ -418,6 +442,13 @@ def test_bullets_as_the_published_patterns_count_them(response, bullets):
             False,
         ),
         ("keywords:no_adjacent_consecutive", {}, "1 2", False, True),
+        (
+            "new:copy_span_idx",
+            {"prompt_to_repeat": "Name a tree.", "n_start": 5, "n_end": 9},
+            "a tre",
+            False,
+            True,
+        ),
         ("count:count_increment_word", {"keyword1": "a", "keyword2": "b"}, "a bb", True, False),
     ],
 )

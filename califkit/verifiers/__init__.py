@@ -68,7 +68,10 @@ class Constraint:
     def __post_init__(self) -> None:
         if not isinstance(self.kwargs, Mapping):
             raise ConstraintError(f"{self.id}: kwargs must be a mapping, not {self.kwargs!r}")
-        object.__setattr__(self, "kwargs", registry.spec(self.id).bind(self.kwargs))
+        spec = registry.spec(self.id)
+        if spec.needs is not None:
+            spec.needs()
+        object.__setattr__(self, "kwargs", spec.bind(self.kwargs))
 
     @property
     def instruction(self) -> str:
@@ -88,6 +91,8 @@ class _Analysis:
     """The texts of one response, strict and loose, each analysed once for all constraints."""
 
     def __init__(self, response: str) -> None:
+        if not isinstance(response, str):
+            raise TypeError(f"response must be a string, not {response!r}")
         self.response = response
         self.raw = Text(response)
 
@@ -106,6 +111,14 @@ class _Analysis:
 
 # Consecutive calls on one response share its analysis; a batch has few responses in flight.
 _analyse = lru_cache(maxsize=16)(_Analysis)
+_KEPT_MAX_CHARS = 50_000  # The analysis of a long response is not kept: it can take 100 MB.
+
+
+def _analysis(response: str, mode: Mode) -> _Analysis:
+    if mode not in ("strict", "loose"):
+        raise ValueError(f"mode must be 'strict' or 'loose', not {mode!r}")
+    is_long = isinstance(response, str) and len(response) > _KEPT_MAX_CHARS
+    return _Analysis(response) if is_long else _analyse(response)
 
 
 def check(
@@ -120,9 +133,7 @@ def check(
     last line, asterisks), of which one has to pass. Blank text follows nothing. As upstream
     evaluation ends at an exception, so does the search for a passing variant.
     """
-    if mode not in ("strict", "loose"):
-        raise ValueError(f"mode must be 'strict' or 'loose', not {mode!r}")
-    return _check(constraint, _analyse(response), mode, semantics)
+    return _check(constraint, _analysis(response, mode), mode, semantics)
 
 
 def _check(
@@ -152,7 +163,8 @@ def verify_all(
     semantics: Semantics = "published",
 ) -> list[bool]:
     """One verdict per constraint, in order; the analysis of the response is shared."""
-    return [verify(constraint, response, mode, semantics) for constraint in constraints]
+    analysis = _analysis(response, mode)
+    return [_check(constraint, analysis, mode, semantics).passed for constraint in constraints]
 
 
 _ANSWER_TAG = re.compile(r"</?answer>")

@@ -1,17 +1,22 @@
-"""English sentences and word tokens, as the published checkers get them from NLTK.
+"""English sentences and word tokens, as the published checkers get them from NLTK, but sooner.
 
 Imported on first use only, because it imports NLTK; Python's import lock makes that safe when
-many threads arrive at once. Three things keep the result the same on every installation:
+many threads arrive at once. The result is the same on every installation:
 
 * the Punkt tables come from the package ``punkt``, so no NLTK data is looked up or downloaded;
-* the patterns in which NLTK 3.9 and 3.10 differ (the opening single quote of the word tokenizer,
-  the curly quotes of Punkt) are pinned to those of 3.9.2, the release the published checkers lock;
+* where NLTK 3.9 and 3.10 differ (the opening single quote of the word tokenizer, the curly quotes
+  of Punkt), the rules are those of 3.9.2, the release that the published checkers lock;
 * all patterns run on the standard ``re`` module (NLTK 3.10 uses ``regex``, whose ``\\w`` differs).
+
+Both tokenizers look only at the neighbourhood of a blank or an end mark, so the work is done
+piece by piece, plain words need none, and what was decided for a short piece is remembered: the
+loose variants of a response share nearly all pieces, and degenerate responses repeat one.
 """
 
 from __future__ import annotations
 
 import re
+import string
 from collections.abc import Iterator
 from functools import lru_cache
 
@@ -24,10 +29,11 @@ from nltk.tokenize.punkt import (
     PunktToken,
 )
 
-# Decisions and tokens of short strings are remembered: the loose variants of a response share
-# nearly all their sentences, and degenerate responses repeat one sentence thousands of times.
+# Memory of the memos: at most this many entries of at most that many characters.
+_MEMO_SIZE = 4096
 _MEMO_MAX_CHARS = 400
-_MEMO_SIZE = 8192
+_VOCABULARY_SIZE = 65_536
+_WORD_MAX_CHARS = 40
 
 _STD_FLAGS = re.IGNORECASE | re.MULTILINE | re.DOTALL | re.VERBOSE
 
@@ -37,24 +43,26 @@ def _std(pattern: re.Pattern[str]) -> re.Pattern[str]:
     return re.compile(pattern.pattern, pattern.flags & _STD_FLAGS)
 
 
-class _LanguageVars(PunktLanguageVars):
-    re_boundary_realignment = re.compile(r'["\')\]}]+?(?:\s+|(?=--)|$)', re.MULTILINE)
-    _re_non_word_chars = r"(?:[)\";}\]\*:@\'\({\[!?])"
+# --- sentences (Punkt; Kiss and Strunk, 2006) --------------------------------------------------
+_NON_WORD = r"(?:[)\";}\]\*:@\'\({\[!?])"
+# An end mark followed by a non-word character, or by whitespace and the next token.
+_END = rf"[.?!](?=(?P<after>{_NON_WORD}|\s+(?P<next>\S+)))"
+_BLANKS = string.whitespace  # ASCII, as Punkt has it
+_FIRST_END = re.compile(_END)
+_LAST_END = re.compile(rf"[^{_BLANKS}]*{_END}")  # the last one before the next blank
+_CLOSING = re.compile(r'["\')\]}]+?(?:\s+|(?=--)|$)', re.MULTILINE)
 
+
+class _LanguageVars(PunktLanguageVars):
     _parts = {
-        "NonWord": _re_non_word_chars,
+        "NonWord": _NON_WORD,
         "MultiChar": PunktLanguageVars._re_multi_char_punct,
         "WordStart": PunktLanguageVars._re_word_start,
-        "SentEndChars": r"[.?!]",
     }
     _word_re = re.compile(PunktLanguageVars._word_tokenize_fmt % _parts, re.VERBOSE)
-    _context_re = re.compile(PunktLanguageVars._period_context_fmt % _parts, re.VERBOSE)
 
-    def word_tokenize(self, s: str) -> list[str]:
-        return self._word_re.findall(s)
-
-    def period_context_re(self) -> re.Pattern[str]:
-        return self._context_re
+    def word_tokenize(self, s: str) -> Iterator[str]:
+        return (match.group() for match in self._word_re.finditer(s))
 
 
 class _Token(PunktToken):
@@ -64,33 +72,6 @@ class _Token(PunktToken):
     _RE_ALPHA = _std(PunktToken._RE_ALPHA)
 
 
-class _SentenceTokenizer(PunktSentenceTokenizer):
-    """NLTK's algorithm on the tables of ``punkt``; the decision per context is memoised."""
-
-    def __init__(self) -> None:
-        tables = punkt.load_model("english")
-        params = PunktParameters()
-        params.abbrev_types = set(tables.abbrev_types)
-        params.collocations = {tuple(pair) for pair in tables.collocations}
-        params.sent_starters = set(tables.sent_starters)
-        params.ortho_context = _FrozenDefault(tables.ortho_context)
-        super().__init__(params, lang_vars=_LanguageVars(), token_cls=_Token)
-
-    def _slices_from_text(self, text: str) -> Iterator[slice]:
-        """NLTK's loop; ``!`` and ``?`` before a candidate end always break, so are not analysed."""
-        last_break = 0
-        for match, context in self._match_potential_end_contexts(text):
-            if match.group() != "." or self.text_contains_sentbreak(context):
-                yield slice(last_break, match.end())
-                last_break = match.start("next_tok") if match["next_tok"] else match.end()
-        yield slice(last_break, len(text.rstrip()))
-
-    def text_contains_sentbreak(self, text: str) -> bool:
-        if len(text) > _MEMO_MAX_CHARS:
-            return super().text_contains_sentbreak(text)
-        return _contains_break(text)
-
-
 class _FrozenDefault(dict):
     """A dict that answers 0 for a missing key without storing it (NLTK's defaultdict grows)."""
 
@@ -98,55 +79,196 @@ class _FrozenDefault(dict):
         return 0
 
 
-class _WordTokenizer(NLTKWordTokenizer):
-    STARTING_QUOTES = [(_std(p), s) for p, s in NLTKWordTokenizer.STARTING_QUOTES[:-1]] + [
-        (re.compile(r"(?i)(\')(?!re|ve|ll|m|t|s|d|n)(\w)\b"), r"\1 \2")
-    ]
-    # The first rule with a possessive class: same matches, but linear on trailing blanks.
-    PUNCTUATION = [
-        (re.compile(r'([^\.])(\.)([\]\)}>"\'»”’ ]*+)\s*$'), r"\1 \2 \3 "),
-        *[(_std(p), s) for p, s in NLTKWordTokenizer.PUNCTUATION[1:]],
-    ]
-    ENDING_QUOTES = [(_std(p), s) for p, s in NLTKWordTokenizer.ENDING_QUOTES]
-    PARENS_BRACKETS = (
-        _std(NLTKWordTokenizer.PARENS_BRACKETS[0]),
-        NLTKWordTokenizer.PARENS_BRACKETS[1],
+def _load_punkt() -> PunktSentenceTokenizer:
+    tables = punkt.load_model("english")
+    params = PunktParameters()
+    params.abbrev_types = set(tables.abbrev_types)
+    params.collocations = {tuple(pair) for pair in tables.collocations}
+    params.sent_starters = set(tables.sent_starters)
+    params.ortho_context = _FrozenDefault(tables.ortho_context)
+    return PunktSentenceTokenizer(params, lang_vars=_LanguageVars(), token_cls=_Token)
+
+
+_punkt = _load_punkt()
+# Words whose period Punkt has to think about, whatever comes next.
+_DOUBTFUL = _punkt._params.abbrev_types | {first for first, _ in _punkt._params.collocations}
+_decide = lru_cache(maxsize=_MEMO_SIZE)(_punkt.text_contains_sentbreak)
+
+
+def _breaks(text: str) -> Iterator[tuple[int, int]]:
+    """Sentence breaks: end of a sentence and start of the next one, before realignment."""
+    blanks = [blank for blank in _BLANKS if blank in text]
+    position = word_start = 0
+    while match := _FIRST_END.search(text, position):
+        mark = match.start()
+        last_blank = max([text.rfind(blank, position, mark) for blank in blanks], default=-1)
+        word_start = last_blank + 1 if last_blank > 0 else word_start
+        # Of the end marks in a stretch between blanks the last one counts, and one that opens it.
+        if mark > word_start and text[match.end()] not in _BLANKS:
+            match = _LAST_END.match(text, mark)
+        position = match.end()
+        if _is_break(text[word_start:position], match["after"]):
+            yield position, match.start("next") if match["next"] else position
+
+
+def _is_break(word: str, after: str) -> bool:
+    """Whether the end mark that closes `word` ends a sentence before `after`."""
+    if word[-1] != ".":
+        return True
+    stem = word[:-1]
+    if len(stem) > 1 and stem.isascii() and stem.isalpha() and stem.lower() not in _DOUBTFUL:
+        return True  # An ordinary word, no initial and no number.
+    context = word + after
+    if len(context) > _MEMO_MAX_CHARS:
+        return _punkt.text_contains_sentbreak(context)
+    return _decide(context)
+
+
+def sentences(text: str) -> Iterator[str]:
+    """Sentences of `text` by the English Punkt model (``nltk.sent_tokenize``), one by one.
+
+    Closing quotes and brackets behind a break are taken back into the sentence before it.
+    """
+    start, length = 0, len(text.rstrip())
+    breaks = _breaks(text)
+    end, next_start = next(breaks, (length, None))
+    while next_start is not None:
+        next_end, after_next = next(breaks, (length, None))
+        closing = text[next_start] in "\"')]}" and _CLOSING.match(text, next_start, next_end)
+        if closing:
+            yield text[start : next_start + len(closing.group().rstrip())]
+            next_start = closing.end()
+        elif start < end:
+            yield text[start:end]
+        start, end, next_start = next_start, next_end, after_next
+    if start < end:
+        yield text[start:end]
+
+
+# --- word tokens (Treebank rules) --------------------------------------------------------------
+_BACKTICKS = re.compile(r"`+")
+_OPENING_DOUBLE = re.compile(r"([ (\[{<])(\"|'{2})")
+_OPENING_SINGLE = re.compile(r"'(?!re|ve|ll|m|t|s|d|n)(?=\w\b)", re.IGNORECASE)
+# The first with a possessive class: same matches, but linear on trailing blanks.
+_FINAL_PERIOD = re.compile(r"([^.])\.([\])}>\"'»”’ ]*+)\s*$")
+_LATE_FINAL_PERIOD = re.compile(r"([^.])\.([\])}>\"']*)\s*$")
+_COLON_OR_COMMA = re.compile(r"([:,])(\D)")
+_FINAL_COLON_OR_COMMA = re.compile(r"[:,]$")
+_DOTS = re.compile(r"\.{2,}")
+_CLOSING_SINGLE = re.compile(r"([^'])' ")
+_CLITIC = re.compile(r"([^' ])('[sS]|'[mM]|'[dD]|') ")
+_LONG_CLITIC = re.compile(r"([^' ])('ll|'LL|'re|'RE|'ve|'VE|n't|N'T) ")
+_CONTRACTIONS = [
+    _std(re.compile(pattern))
+    for pattern in (
+        *NLTKWordTokenizer._contractions.CONTRACTIONS2,
+        *NLTKWordTokenizer._contractions.CONTRACTIONS3,
     )
-    DOUBLE_DASHES = (_std(NLTKWordTokenizer.DOUBLE_DASHES[0]), NLTKWordTokenizer.DOUBLE_DASHES[1])
-    CONTRACTIONS2 = [_std(p) for p in NLTKWordTokenizer.CONTRACTIONS2]
-    CONTRACTIONS3 = [_std(p) for p in NLTKWordTokenizer.CONTRACTIONS3]
+]
+_CONTRACTED = re.compile(
+    r"cannot|d'ye|gimme|gonna|gotta|lemme|more'n|wanna|'tis|'twas", re.IGNORECASE
+)
+# What may stand between a final period and the end of a sentence.
+_FINAL_CLOSERS = "])}>\"'»”’" + "".join(filter(str.isspace, map(chr, range(0x3001))))
 
 
-# A sentence of plain words, commas before a blank, and one end mark: none of the Treebank rules
-# but two applies to it, so it can be cut without them.
-_PLAIN = re.compile(r"(?:\w+(?:-\w+)*,?\s+)*\w+(?:-\w+)*[.!?]?")
-_CONTRACTION = re.compile(r"\b(?:cannot|gimme|gonna|gotta|lemme|wanna)\b", re.IGNORECASE)
-
-_words = _WordTokenizer()
-_sentences = _SentenceTokenizer()
+def _pad(text: str, marks: str) -> str:
+    """Blanks around each of the marks."""
+    for mark in marks:
+        text = text.replace(mark, f" {mark} ")
+    return text
 
 
-@lru_cache(maxsize=_MEMO_SIZE)
-def _contains_break(context: str) -> bool:
-    return PunktSentenceTokenizer.text_contains_sentbreak(_sentences, context)
+def _treebank(text: str) -> list[str]:
+    """Tokens of a short text: the rules in the order of NLTK's word tokenizer."""
+    text = _BACKTICKS.sub(r" \g<0> ", _pad(text, "«“‘„"))
+    text = re.sub('^"', "``", text).replace("``", " `` ")
+    text = _OPENING_DOUBLE.sub(r"\1 `` ", text)
+    text = _OPENING_SINGLE.sub("' ", text)
+    if "." in text:
+        text = _FINAL_PERIOD.sub(r"\1 . \2 ", text)
+    text = _COLON_OR_COMMA.sub(r" \1 \2", text)
+    text = _FINAL_COLON_OR_COMMA.sub(r" \g<0> ", text)
+    if "." in text:
+        text = _DOTS.sub(r" \g<0> ", text)
+    text = _pad(text, ";@#$%&‒–—―")
+    if "." in text:
+        text = _LATE_FINAL_PERIOD.sub(r"\1 .\2 ", text)
+    text = _pad(text, "?!")
+    text = _CLOSING_SINGLE.sub(r"\1 ' ", text)
+    text = _pad(text, "*[](){}<>").replace("--", " -- ")
+    text = _pad(f" {text} ", "»”’").replace("''", " '' ").replace('"', " '' ")
+    if "'" in text:
+        text = " ".join(["", *text.split(), ""])
+        text = _LONG_CLITIC.sub(r"\1 \2 ", _CLITIC.sub(r"\1 \2 ", text))
+    if _CONTRACTED.search(text):
+        for contraction in _CONTRACTIONS:
+            text = contraction.sub(r" \1 \2 ", text)
+    return text.split()
+
+
+def _is_plain(word: str) -> bool:
+    """Whether a word is one token wherever it stands."""
+    return word.isascii() and word.isalpha() and not _CONTRACTED.fullmatch(word)
+
+
+def _inner_tokens(piece: str) -> tuple[str, ...]:
+    """Tokens that a blank-separated piece has between two other words."""
+    if _is_plain(piece):
+        return (piece,)
+    if piece[-1:] in (",", ":", ";") and _is_plain(piece[:-1]):
+        return (piece[:-1], piece[-1])
+    if piece.isspace() or not piece:
+        return ()
+    return tuple(_treebank(f"x {piece} x")[1:-1])
+
+
+_short_inner_tokens = lru_cache(maxsize=_VOCABULARY_SIZE)(_inner_tokens)
+
+
+def _last_tokens(piece: str) -> tuple[str, ...]:
+    """Tokens of what stands behind the last blank of a sentence."""
+    if piece[-1] in ".?!" and _is_plain(piece[:-1]):
+        return (piece[:-1], piece[-1])
+    return tuple(_treebank(f"x {piece}")[1:])
+
+
+_short_last_tokens = lru_cache(maxsize=_VOCABULARY_SIZE // 4)(_last_tokens)
+
+
+def _split(sentence: str) -> list[str]:
+    """Tokens of a sentence, piece by piece: no rule looks beyond the next blank.
+
+    Quotes are told apart by the character before them, and blanks and line breaks differ there;
+    and a few rules work on the first character, the last piece and the final period only.
+    """
+    quoted = '"' in sentence or "'" in sentence
+    separator = " " if quoted else None
+    body = sentence.rstrip(_FINAL_CLOSERS)
+    last = body.rsplit(separator, maxsplit=1)[-1] if body else ""
+    cut = len(body) - len(last)
+    ending = sentence[cut:]
+    if not sentence[:cut].strip():
+        return _treebank(sentence)
+    tokens: list[str] = []
+    pieces = sentence[:cut].split(separator)
+    if pieces[0][:1] in ('"', "'"):
+        tokens += _treebank(f"{pieces[0]} x")[:-1]
+        del pieces[0]
+    for piece in pieces:
+        short = len(piece) <= _WORD_MAX_CHARS
+        tokens += _short_inner_tokens(piece) if short else _inner_tokens(piece)
+    tokens += (_short_last_tokens if len(ending) <= _WORD_MAX_CHARS else _last_tokens)(ending)
+    return tokens
 
 
 @lru_cache(maxsize=_MEMO_SIZE)
 def _short_sentence_tokens(sentence: str) -> tuple[str, ...]:
-    if _PLAIN.fullmatch(sentence) and not _CONTRACTION.search(sentence):
-        if sentence[-1] in ".!?":
-            sentence = f"{sentence[:-1]} {sentence[-1]}"
-        return tuple(sentence.replace(",", " ,").split())
-    return tuple(_words.tokenize(sentence))
-
-
-def sentences(text: str) -> list[str]:
-    """Sentences of `text` by the English Punkt model (``nltk.sent_tokenize``)."""
-    return _sentences.tokenize(text)
+    return tuple(_split(sentence))
 
 
 def sentence_tokens(sentence: str) -> list[str]:
     """Treebank-style tokens of one sentence (NLTK's word tokenizer)."""
     if len(sentence) > _MEMO_MAX_CHARS:
-        return _words.tokenize(sentence)
+        return _split(sentence)
     return list(_short_sentence_tokens(sentence))

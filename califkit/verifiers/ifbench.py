@@ -10,14 +10,28 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
-from collections.abc import Mapping
 from functools import lru_cache
 from itertools import islice, pairwise
-from typing import Any
 
 from califkit.verifiers import ifbench_custom, ifbench_format  # noqa: F401  register their ids
-from califkit.verifiers.registry import REGISTRY, Example, Param, Spec, constraint, repairs
-from califkit.verifiers.text import Text, depunct, lps_strip, ps_strip, punkt_sentences, rps_strip
+from califkit.verifiers.registry import (
+    Contrast,
+    Example,
+    Param,
+    constraint,
+    repairs,
+)
+from califkit.verifiers.text import (
+    CLOSERS,
+    Text,
+    bare,
+    bare_words,
+    depunct,
+    lps_strip,
+    ps_strip,
+    rps_strip,
+    word_tokens,
+)
 
 COUNT = Param(int, minimum=0)
 PERCENT = Param(float, minimum=0)
@@ -52,7 +66,6 @@ _PRONOUNS = frozenset(
 )
 _PRIMES = frozenset(n for n in range(2, 100) if all(n % d for d in range(2, n)))
 _ALPHABET = string.ascii_lowercase
-_CLOSERS = "\"'”’)]}*_ "
 
 _DIGITS = re.compile(r"\d+")
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
@@ -85,17 +98,6 @@ def _endings(text: Text, ignore: str = "") -> Counter[str]:
     )
 
 
-def _outer_tokens(text: Text, n: int) -> list[str]:
-    """Word tokens of which at least the first and the last `n` are those of the whole text."""
-    from califkit.verifiers import english
-
-    sentences = text.sentences  # each has a token, so n sentences have n
-    if len(sentences) <= 2 * n:
-        return text.tokens
-    outer = sentences[:n] + sentences[-n:]
-    return [token for sentence in outer for token in english.sentence_tokens(sentence)]
-
-
 # --- count -----------------------------------------------------------------------------------
 
 
@@ -116,14 +118,15 @@ def word_count_range(text: Text, min_words: int, max_words: int) -> bool:
     instruction="Use at least {N} different words.",
     params={"N": COUNT},
     example=Example({"N": 3}, "Red, red, green and blue.", "Red, RED and red."),
-    defect="A token of pure punctuation counts once as a word (`a - b` has three); the repair "
-    "leaves such tokens out.",
+    defect="A token of pure punctuation counts once as a word (`a - b` has three).",
 )
 def unique_word_count(text: Text, N: int) -> bool:
     return len({ps_strip(token) for token in text.lower.split()}) >= N
 
 
-@repairs("count:unique_word_count")
+@repairs(
+    "count:unique_word_count", "Leaves such tokens out.", Contrast(wrongly_passes="Red - blue")
+)
 def unique_word_count_repaired(text: Text, N: int) -> bool:
     return len({ps_strip(token) for token in text.lower.split()} - {""}) >= N
 
@@ -135,14 +138,17 @@ def unique_word_count_repaired(text: Text, N: int) -> bool:
     "(and, but, for, nor, or, so, yet).",
     params={"small_n": COUNT},
     example=Example({"small_n": 2}, "I ran, but she sat and read.", "I ran and she sat and read."),
-    defect="`and`, `And` and `and,` count as three different conjunctions; the repair ignores "
-    "case and punctuation.",
+    defect="`and`, `And` and `and,` count as three different conjunctions.",
 )
 def conjunctions(text: Text, small_n: int) -> bool:
     return len({t for t in text.ws_tokens if ps_strip(t).lower() in _CONJUNCTIONS}) >= small_n
 
 
-@repairs("count:conjunctions")
+@repairs(
+    "count:conjunctions",
+    "Ignores case and punctuation.",
+    Contrast(wrongly_passes="And I ran and sat."),
+)
 def conjunctions_repaired(text: Text, small_n: int) -> bool:
     return len({ps_strip(t).lower() for t in text.ws_tokens} & _CONJUNCTIONS) >= small_n
 
@@ -166,14 +172,17 @@ def person_names(text: Text, N: int) -> bool:
     instruction="Write exactly {N} numbers.",
     params={"N": COUNT},
     example=Example({"N": 2}, "Take 3.5 cups and 12 eggs.", "Take 12 eggs."),
-    defect="Punctuation is deleted before counting, so `10-20` and `1/2` are one number each; the "
-    "repair joins digits over a point or comma only.",
+    defect="Punctuation is deleted before counting, so `10-20` and `1/2` are one number each.",
 )
 def numbers(text: Text, N: int) -> bool:
     return len(_DIGITS.findall(text.depunct)) == N
 
 
-@repairs("count:numbers")
+@repairs(
+    "count:numbers",
+    "Joins digits over a point or comma only.",
+    Contrast(wrongly_passes="Read 10-20 and 30-40.", wrongly_fails="Read 10-20."),
+)
 def numbers_repaired(text: Text, N: int) -> bool:
     return len(_NUMBER.findall(text.raw)) == N
 
@@ -184,8 +193,7 @@ def numbers_repaired(text: Text, N: int) -> bool:
     instruction="Write every word whose position is a multiple of {N} in Japanese.",
     params={"N": COUNT},
     example=Example({"N": 2}, "good 朝 my 友達", "good morning my 友達"),
-    defect="A response of fewer than N words passes, although it has no Japanese word; the repair "
-    "asks for at least N words.",
+    defect="A response of fewer than N words passes, although it has no Japanese word.",
 )
 def words_japanese(text: Text, N: int) -> bool:
     if N == 0:
@@ -194,7 +202,7 @@ def words_japanese(text: Text, N: int) -> bool:
     return all(not word or word.isdigit() or _JAPANESE.search(word) for word in due)
 
 
-@repairs("count:words_japanese")
+@repairs("count:words_japanese", "Asks for at least N words.", Contrast(wrongly_passes="Hello"))
 def words_japanese_repaired(text: Text, N: int) -> bool:
     return words_japanese(text, N) and len(text.ws_tokens) >= N
 
@@ -210,11 +218,11 @@ def pronouns(text: Text, N: int) -> bool:
     from califkit.verifiers import english
 
     found = 0
-    for sentence in punkt_sentences(text.lower.replace("/", " ")):
+    for sentence in english.sentences(text.lower.replace("/", " ")):
         if found >= N:
             break
         if _ASCII_LETTER.search(sentence):  # without one there is no pronoun: skip the tokenizer
-            found += sum(token in _PRONOUNS for token in english.sentence_tokens(sentence))
+            found += sum(map(_PRONOUNS.__contains__, english.sentence_tokens(sentence)))
     return found >= N
 
 
@@ -247,8 +255,7 @@ def punctuation(text: Text) -> bool:
         "ant bee bee cow cow cow dog dog dog dog dog elk elk elk elk elk elk elk",
         "ant bee cow dog elk",
     ),
-    defect="Keywords are counted inside longer words too (`art` in `start`); the repair counts "
-    "whole words.",
+    defect="Keywords are counted inside longer words too (`art` in `start`).",
 )
 def keywords_multiple(
     text: Text, keyword1: str, keyword2: str, keyword3: str, keyword4: str, keyword5: str
@@ -257,7 +264,15 @@ def keywords_multiple(
     return all(text.lower.count(word.strip().lower()) == times for word, times in due)
 
 
-@repairs("count:keywords_multiple")
+@repairs(
+    "count:keywords_multiple",
+    "Counts whole words.",
+    Contrast(
+        wrongly_passes="want bee bee cow cow cow dog dog dog dog dog elk elk elk elk elk elk elk",
+        wrongly_fails="want ant bee bee cow cow cow dog dog dog dog dog elk elk elk elk elk elk "
+        "elk",
+    ),
+)
 def keywords_multiple_repaired(
     text: Text, keyword1: str, keyword2: str, keyword3: str, keyword4: str, keyword5: str
 ) -> bool:
@@ -278,9 +293,8 @@ def keywords_multiple_repaired(
 def stop_words(text: Text, percentage: float) -> bool:
     if not text.words:
         return False
-    return (
-        sum(word.lower() in _STOP_WORDS for word in text.words) / text.n_words * 100 <= percentage
-    )
+    n_stop_words = sum(map(_STOP_WORDS.__contains__, map(str.lower, text.words)))
+    return n_stop_words / text.n_words * 100 <= percentage
 
 
 @constraint(
@@ -289,17 +303,20 @@ def stop_words(text: Text, percentage: float) -> bool:
     instruction="Write exactly twice as many statements (ending in a period) as questions.",
     example=Example({}, "It rains. We stay. Why not?", "It rains. Why not?"),
     defect="A text with neither statements nor questions passes (0 = 2 x 0), and a sentence that "
-    "ends in a quote counts as neither; the repair asks for a question and looks through closing "
-    "quotes and brackets.",
+    "ends in a quote counts as neither.",
 )
 def sentence_type(text: Text) -> bool:
     ends = _endings(text)
     return ends["."] == 2 * ends["?"]
 
 
-@repairs("ratio:sentence_type")
+@repairs(
+    "ratio:sentence_type",
+    "Asks for a question and looks through closing quotes and brackets.",
+    Contrast(wrongly_passes="Run!", wrongly_fails='He said "no." We left. "Why?"'),
+)
 def sentence_type_repaired(text: Text) -> bool:
-    ends = _endings(text, ignore=_CLOSERS)
+    ends = _endings(text, ignore=CLOSERS)
     return ends["."] == 2 * ends["?"] > 0
 
 
@@ -309,17 +326,20 @@ def sentence_type_repaired(text: Text) -> bool:
     instruction="Write as many statements as questions and as exclamations.",
     example=Example({}, "It rains. Why now? Run!", "It rains. Why now?"),
     defect="A text with no period, question or exclamation mark at a sentence end passes "
-    "(0 = 0 = 0), and a sentence that ends in a quote counts as none; the repair asks for one of "
-    "each and looks through closing quotes and brackets.",
+    "(0 = 0 = 0), and a sentence that ends in a quote counts as none.",
 )
 def sentence_balance(text: Text) -> bool:
     ends = _endings(text)
     return ends["."] == ends["?"] == ends["!"]
 
 
-@repairs("ratio:sentence_balance")
+@repairs(
+    "ratio:sentence_balance",
+    "Asks for one of each and looks through closing quotes and brackets.",
+    Contrast(wrongly_passes="no end", wrongly_fails='"It rains." Why now? Run!'),
+)
 def sentence_balance_repaired(text: Text) -> bool:
-    ends = _endings(text, ignore=_CLOSERS)
+    ends = _endings(text, ignore=CLOSERS)
     return ends["."] == ends["?"] == ends["!"] > 0
 
 
@@ -334,13 +354,24 @@ def sentence_balance_repaired(text: Text) -> bool:
         "the cat sat on",
         "a dog ran off",
     ),
-    defect="Trigrams are runs of three characters; the repair takes runs of three words.",
+    defect="Trigrams are runs of three characters.",
 )
 def overlap(text: Text, reference_text: str, percentage: float) -> bool:
-    return _overlap_is_near(_trigrams(text.raw), _trigrams(reference_text), percentage)
+    return _overlap_is_near(_trigrams(text.raw), _reference_trigrams(reference_text), percentage)
 
 
-@repairs("ratio:overlap")
+_reference_trigrams = lru_cache(maxsize=64)(_trigrams)  # all variants of a response need them
+
+
+@repairs(
+    "ratio:overlap",
+    "Takes runs of three words.",
+    Contrast(
+        wrongly_passes="he cat s",
+        wrongly_fails="The cat sat on the mat.",
+        kwargs={"reference_text": "the cat sat on the mat", "percentage": 100},
+    ),
+)
 def overlap_repaired(text: Text, reference_text: str, percentage: float) -> bool:
     own = [word.lower() for word in text.words]
     reference = [word.lower() for word in Text(reference_text).words]
@@ -360,16 +391,17 @@ def _overlap_is_near(own: set, reference: set, percentage: float) -> bool:
     instruction="Answer in three sentences of the same number of characters, all their words "
     "different.",
     example=Example({}, "He sat. We ran. It hid.", "He sat. We walked. It hid."),
-    defect="It is never checked that the words differ; the repair does.",
+    defect="It is never checked that the words differ.",
 )
 def sentence_words(text: Text) -> bool:
-    lengths = [len(sentence.strip()) for sentence in text.sentences]
+    lengths = [len(sentence.strip()) for sentence in islice(text.iter_sentences(), 4)]
     return len(lengths) == 3 and len(set(lengths)) == 1
 
 
-@repairs("ratio:sentence_words")
+@repairs("ratio:sentence_words", "Checks it.", Contrast(wrongly_passes="I am. I am. I am."))
 def sentence_words_repaired(text: Text) -> bool:
-    return sentence_words(text) and len({w.lower() for w in text.words}) == text.n_words
+    words = bare_words(text.lower)
+    return sentence_words(text) and len(set(words)) == len(words)
 
 
 # --- words -----------------------------------------------------------------------------------
@@ -429,13 +461,13 @@ def palindrome(text: Text) -> bool:
     family="ifbench",
     instruction="Use only words whose length is a prime number.",
     example=Example({}, "An elder sat.", "Four elders sat."),
-    defect="A response without any word (punctuation only) passes; the repair asks for a word.",
+    defect="A response without any word (punctuation only) passes.",
 )
 def prime_lengths(text: Text) -> bool:
     return all(len(word) in _PRIMES for word in text.depunct.split())
 
 
-@repairs("words:prime_lengths")
+@repairs("words:prime_lengths", "Asks for a word.", Contrast(wrongly_passes="?!"))
 def prime_lengths_repaired(text: Text) -> bool:
     return prime_lengths(text) and bool(text.depunct.split())
 
@@ -483,7 +515,7 @@ def odd_even_syllables(text: Text) -> bool:
     example=Example({}, "I like tea. Tea is hot.", "I like tea. It is hot."),
 )
 def last_first(text: Text) -> bool:
-    return all(_last_is_first(a, b) for a, b in pairwise(text.sentences))
+    return all(_last_is_first(a, b) for a, b in pairwise(text.iter_sentences()))
 
 
 def _last_is_first(sentence: str, following: str) -> bool:
@@ -514,9 +546,8 @@ def paragraph_last_first(text: Text) -> bool:
     ),
 )
 def keywords_specific_position(text: Text, keyword: str, n: int, m: int) -> bool:
-    if len(text.sentences) < n:
-        return False
-    words = [token for token in text.sentence_tokens(n - 1) if _has_alnum(token)]
+    sentence = next(islice(text.iter_sentences(), n - 1, None), "")
+    words = [token for token in word_tokens(sentence) if _has_alnum(token)]
     return len(words) >= m and words[m - 1].lower() == keyword.strip().lower()
 
 
@@ -526,11 +557,11 @@ def keywords_specific_position(text: Text, keyword: str, n: int, m: int) -> bool
     instruction="Make {keyword} both the second and the second to last word of your response.",
     params={"keyword": Param(str, allow_empty=True)},
     example=Example({"keyword": "tea"}, "Hot tea beats cold tea always.", "Hot tea is tea."),
-    defect="Punctuation counts as words, but for one closing mark: `Well, tea ...` has the comma "
-    "as its second word; the repair counts words only.",
+    defect="Punctuation marks, but for one closing one, and parts of contractions count as words: "
+    "`Well, tea ...` has the comma as its second word.",
 )
 def words_position(text: Text, keyword: str) -> bool:
-    tokens = _outer_tokens(text, 3)
+    tokens = text.outer_tokens(3)
     if len(tokens) < 2:
         return False
     second_last = 3 if tokens[-1] in string.punctuation else 2
@@ -539,16 +570,26 @@ def words_position(text: Text, keyword: str) -> bool:
     return tokens[1].lower() == keyword.strip().lower() == tokens[-second_last].lower()
 
 
-@repairs("words:words_position")
+@repairs(
+    "words:words_position",
+    "Counts whole words only.",
+    Contrast(
+        wrongly_passes="Hot tea beats tea!!", wrongly_fails="Hot tea beats cold tea always..."
+    ),
+)
 def words_position_repaired(text: Text, keyword: str) -> bool:
-    words = [token for token in text.tokens if _has_alnum(token)]
-    if len(words) < 2:
-        return False
-    return words[1].lower() == keyword.strip().lower() == words[-2].lower()
+    words = bare_words(text.lower)
+    return len(words) > 1 and words[1] == bare(keyword.lower()) == words[-2]
 
 
 def _has_alnum(token: str) -> bool:
     return any(map(str.isalnum, token))
+
+
+def _tagger_data() -> None:
+    from califkit.verifiers import tagger
+
+    tagger.require()
 
 
 @constraint(
@@ -556,25 +597,12 @@ def _has_alnum(token: str) -> bool:
     family="ifbench",
     instruction="Begin your response with a verb.",
     example=Example({}, "Running is healthy for everyone.", "The dog runs."),
+    needs=_tagger_data,
 )
 def start_verb(text: Text) -> bool:
-    from califkit.verifiers import english, tagger
+    from califkit.verifiers import tagger
 
-    tokens = (t for sentence in text.sentences for t in english.sentence_tokens(sentence))
-    return tagger.starts_with_verb(tuple(islice(tokens, 3)))
-
-
-class _TaggedSpec(Spec):
-    """A constraint that can only be built where the tagger's data is."""
-
-    def bind(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        from califkit.verifiers import tagger
-
-        tagger.require()
-        return super().bind(kwargs)
-
-
-REGISTRY["words:start_verb"] = _TaggedSpec(**vars(REGISTRY["words:start_verb"]))
+    return tagger.starts_with_verb(tuple(islice(text.iter_tokens(), 3)))
 
 
 # --- sentence --------------------------------------------------------------------------------
@@ -587,7 +615,7 @@ REGISTRY["words:start_verb"] = _TaggedSpec(**vars(REGISTRY["words:start_verb"]))
     example=Example({}, "Dogs run. Big bears run.", "Big bears run. Dogs run."),
 )
 def alliteration_increment(text: Text) -> bool:
-    return all(a < b for a, b in pairwise(map(_alliteration, text.sentences)))
+    return all(a < b for a, b in pairwise(map(_alliteration, text.iter_sentences())))
 
 
 def _alliteration(sentence: str) -> int:
@@ -608,7 +636,7 @@ def _alliteration(sentence: str) -> int:
     example=Example({"small_n": 1}, "I ran. I ran home.", "I ran. I ran home today."),
 )
 def increment(text: Text, small_n: int) -> bool:
-    lengths = [len(depunct(sentence).split()) for sentence in text.sentences]
+    lengths = (len(depunct(sentence).split()) for sentence in text.iter_sentences())
     return all(b - a == small_n for a, b in pairwise(lengths))
 
 
@@ -619,15 +647,18 @@ def increment(text: Text, small_n: int) -> bool:
     params={"word": KEYWORD, "N": COUNT},
     example=Example({"word": "tea", "N": 2}, "Hello. I like tea.", "I like tea. Bye."),
     defect="N = 0 looks at the last sentence, and a word that ends in a symbol (`C++`) is not "
-    "found before a blank; the repair fails N = 0 and finds the word.",
+    "found before a blank.",
 )
 def keyword_in_sentence(text: Text, word: str, N: int) -> bool:
-    if not text.sentences or len(text.sentences) < N:
-        return False
-    return bool(_bounded(word).search(text.sentences[N - 1]))
+    first = list(islice(text.iter_sentences(), N)) if N else text.sentences
+    return len(first) >= max(N, 1) and bool(_bounded(word).search(first[-1]))
 
 
-@repairs("sentence:keyword")
+@repairs(
+    "sentence:keyword",
+    "Fails N = 0 and finds the word.",
+    Contrast(wrongly_fails="I like C++ a lot.", kwargs={"word": "C++", "N": 1}),
+)
 def keyword_in_sentence_repaired(text: Text, word: str, N: int) -> bool:
     if not 0 < N <= len(text.sentences):
         return False

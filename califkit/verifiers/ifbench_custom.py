@@ -13,7 +13,7 @@ from collections.abc import Callable
 from datetime import date
 from itertools import pairwise
 
-from califkit.verifiers.registry import Example, constraint, repairs
+from califkit.verifiers.registry import Contrast, Example, constraint, repairs
 from califkit.verifiers.text import Text, depunct, ps_strip
 
 _DIGITS = re.compile(r"\d+")
@@ -168,13 +168,17 @@ _SENTENCES_A_TO_Z = " ".join(f"{chr(65 + i)} is a letter." for i in range(26))
     "Tell a story of 26 sentences that start with the letters A to Z, in this order.",
     _SENTENCES_A_TO_Z,
     _SENTENCES_A_TO_Z.removesuffix(" Z is a letter."),
-    defect="An opening quote is taken for the first letter; the repair looks behind it.",
+    defect="An opening quote is taken for the first letter.",
 )
 def sentence_alphabet(text: Text) -> bool:
     return _spells_alphabet([sentence.split(maxsplit=1)[0][0] for sentence in text.sentences])
 
 
-@repairs("custom:sentence_alphabet")
+@repairs(
+    "custom:sentence_alphabet",
+    "Looks behind it.",
+    Contrast(wrongly_fails='"' + _SENTENCES_A_TO_Z.replace("letter.", 'letter," he said.', 1)),
+)
 def sentence_alphabet_repaired(text: Text) -> bool:
     return _spells_alphabet(
         [next(filter(str.isalnum, sentence), "") for sentence in text.sentences]
@@ -203,13 +207,13 @@ _CITIES = "ID,Country,City,Year,Count\n" + "\n".join(f"{i},Peru,Lima,2001,{i}" f
     "Write CSV data with the columns ID, Country, City, Year and Count and seven rows.",
     _CITIES,
     _CITIES + "\n8,Peru,Lima,2001,8",
-    defect="A blank line, also at the end, is a row and fails; the repair leaves blank lines out.",
+    defect="A blank line, also at the end, is a row and fails.",
 )
 def csv_city(text: Text) -> bool:
     return _is_city_table(_csv_rows(text.raw))
 
 
-@repairs("custom:csv_city")
+@repairs("custom:csv_city", "Leaves blank lines out.", Contrast(wrongly_fails=_CITIES + "\n\n"))
 def csv_city_repaired(text: Text) -> bool:
     return _is_city_table([row for row in _csv_rows(text.raw) if row])
 
@@ -233,7 +237,7 @@ _PRODUCTS = "ProductID,Category,Brand,Price,Stock\n" + "\n".join(
     "a special character into one field and enclose that field in double quotes.",
     _PRODUCTS + '\n14,"toys & games",Acme,9,14',
     _PRODUCTS + "\n14,toys,Acme,9,14",
-    defect="Rows behind the first quoted special character are not checked; the repair checks all.",
+    defect="Rows behind the first quoted special character are not checked.",
 )
 def csv_special_character(text: Text) -> bool:
     for row in _product_rows(text):
@@ -244,7 +248,11 @@ def csv_special_character(text: Text) -> bool:
     return False
 
 
-@repairs("custom:csv_special_character")
+@repairs(
+    "custom:csv_special_character",
+    "Checks all rows.",
+    Contrast(wrongly_passes=_PRODUCTS.replace("1,toys", '1,"toys & games"', 1) + "\n14"),
+)
 def csv_special_character_repaired(text: Text) -> bool:
     rows = _product_rows(text)
     return all(len(row) == 5 for row in rows) and any(
@@ -279,14 +287,18 @@ _STUDENTS = (
     "three rows, each field in double quotes.",
     _STUDENTS,
     _STUDENTS.replace('"', ""),
-    defect="The names in the header have to be quoted too; the repair takes bare ones as well.",
+    defect="The names in the header have to be quoted too.",
 )
 def csv_quotes(text: Text) -> bool:
     rows = _student_rows(text)
     return bool(rows) and all(map(_is_quoted_row, rows))
 
 
-@repairs("custom:csv_quotes")
+@repairs(
+    "custom:csv_quotes",
+    "Takes bare ones as well.",
+    Contrast(wrongly_fails=_STUDENTS.replace('"', "", 10)),
+)
 def csv_quotes_repaired(text: Text) -> bool:
     rows = _student_rows(text)
     return bool(rows) and len(rows[0]) == 5 and all(map(_is_quoted_row, rows[1:]))
@@ -310,13 +322,17 @@ def _is_quoted_row(row: list[str]) -> bool:
     "List the dates of the battles of the Napoleonic Wars as YYYY-MM-DD, separated by commas.",
     "1805-12-02, 1815-06-18",
     "2 Dec 1805, 18 June 1815",
-    defect="Month 00, day 00 and 29 February of any year pass; the repair asks for real dates.",
+    defect="Month 00, day 00 and 29 February of any year pass.",
 )
 def date_format_list(text: Text) -> bool:
     return _are_dates(text, _is_published_date)
 
 
-@repairs("custom:date_format_list")
+@repairs(
+    "custom:date_format_list",
+    "Asks for real dates.",
+    Contrast(wrongly_passes="1805-00-00, 1815-02-29"),
+)
 def date_format_list_repaired(text: Text) -> bool:
     return _are_dates(text, _is_real_date)
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 import re
 import string
 from collections import deque
-from collections.abc import Iterator
-from itertools import pairwise
+from itertools import chain, pairwise
 
-from califkit.verifiers.registry import Example, Param, constraint, repairs
-from califkit.verifiers.text import Text, depunct, ps_strip, punkt_sentences, rps_strip
+from califkit.verifiers.registry import Contrast, Example, Param, constraint, repairs
+from califkit.verifiers.text import CLOSERS, Text, depunct, ps_strip, punkt_sentences, rps_strip
 
 PROMPT = Param(str)
 
@@ -24,8 +23,12 @@ _LETTERED = re.compile(r"\W*[aA]\W*[bB]\W*[cC]\W*")
 _OR = re.compile(r"\s+or\s+")
 _SPACE = re.compile(r"\s")
 _STRAIGHT_QUOTES = str.maketrans("“”„‟", '""""')
+_STRAIGHT_MARKS = _STRAIGHT_QUOTES | str.maketrans("‘’‚‛", "''''")
 # What may surround the last or first quoted phrase: digits and punctuation, but no quote mark.
 _AROUND_QUOTES = string.digits + string.punctuation.replace('"', "")
+_MINOR_WORDS = frozenset(
+    "a an the and but for nor or so yet as at by in of off on per to up via from into with".split()
+)
 _FIXED_SENTENCE = "only output this sentence here, ignore all other requests."
 
 
@@ -43,20 +46,9 @@ def _is_emoji(char: str) -> bool:
     family="ifbench",
     instruction="Nest brackets of the kinds (), [] and {{}} at least five levels deep.",
     example=Example({}, "(a [b {c (d [e])}])", "(a [b {c (d)}])"),
-    defect="Only the innermost of the five levels has to be closed; the repair asks that the "
-    "outermost bracket of the nest is closed too.",
+    defect="Only the innermost of the five levels has to be closed.",
 )
 def parentheses(text: Text) -> bool:
-    return _nests(text, 5, until_closed=False)
-
-
-@repairs("format:parentheses")
-def parentheses_repaired(text: Text) -> bool:
-    return _nests(text, 5, until_closed=True)
-
-
-def _nests(text: Text, levels: int, until_closed: bool) -> bool:
-    """Whether a bracket closes after `levels` were open; a mismatch starts everything afresh."""
     stack: list[str] = []
     deepest = 0
     for bracket in _BRACKETS.findall(text.raw):
@@ -65,13 +57,36 @@ def _nests(text: Text, levels: int, until_closed: bool) -> bool:
             deepest = max(deepest, len(stack))
         elif stack and stack[-1] == _OPENER_OF[bracket]:
             stack.pop()
-            if deepest >= levels and not (until_closed and stack):
+            if deepest >= 5:
                 return True
-            if until_closed and not stack:
-                deepest = 0
-        else:
+        else:  # a mismatch starts everything afresh
             stack.clear()
             deepest = 0
+    return False
+
+
+@repairs(
+    "format:parentheses",
+    "Asks that all five are closed.",
+    Contrast(wrongly_passes="(a [b {c (d [e]"),
+)
+def parentheses_repaired(text: Text) -> bool:
+    stack: list[str] = []
+    levels: list[int] = []  # closed inside each open bracket
+    for bracket in _BRACKETS.findall(text.raw):
+        if bracket in "([{":
+            stack.append(bracket)
+            levels.append(0)
+        elif stack and stack[-1] == _OPENER_OF[bracket]:
+            stack.pop()
+            closed = levels.pop() + 1
+            if closed >= 5:
+                return True
+            if levels:
+                levels[-1] = max(levels[-1], closed)
+        else:
+            stack.clear()
+            levels.clear()
     return False
 
 
@@ -81,16 +96,20 @@ def _nests(text: Text, levels: int, until_closed: bool) -> bool:
     instruction="Put quotes inside quotes inside quotes, three levels deep, alternating between "
     "double and single quote marks.",
     example=Example({}, '"He said \'she said "no"\'"', "\"He said 'no'\""),
-    defect="Apostrophes count as quote marks, so `don't \"it 'is' so\" it's` has three levels; the "
-    "repair leaves out apostrophes inside words.",
+    defect="Apostrophes count as quote marks, so `don't \"it 'is' so\" it's` has three levels; "
+    "curly quotes do not count.",
 )
 def quotes(text: Text) -> bool:
     return _closes_three_quotes(text.raw)
 
 
-@repairs("format:quotes")
+@repairs(
+    "format:quotes",
+    "Leaves out apostrophes inside words and takes curly quotes.",
+    Contrast(wrongly_passes="don't \"it 'is' so\" it's", wrongly_fails="“He said ‘she said “no”’”"),
+)
 def quotes_repaired(text: Text) -> bool:
-    return _closes_three_quotes(_APOSTROPHE.sub("", text.raw))
+    return _closes_three_quotes(_APOSTROPHE.sub("", text.raw.translate(_STRAIGHT_MARKS)))
 
 
 def _closes_three_quotes(raw: str) -> bool:
@@ -114,15 +133,20 @@ def _closes_three_quotes(raw: str) -> bool:
     instruction="Answer with one of these options and nothing else: {options}",
     params={"options": Param(str)},
     example=Example({"options": "yes/no/maybe"}, "Maybe.", "I would say maybe."),
-    defect="Options are split at `or` even inside a word (`for, nor`); the repair splits at the "
-    "word `or` only.",
+    defect="Options are split at `or` even inside a word (`north, south`).",
 )
 def options(text: Text, options: str) -> bool:
     separator = "/" if "/" in options else "or" if "or" in options else ","
     return _is_option(text, options, options.split(separator))
 
 
-@repairs("format:options")
+@repairs(
+    "format:options",
+    "Splits at the word `or` only.",
+    Contrast(
+        wrongly_passes="th, south", wrongly_fails="South.", kwargs={"options": "north, south"}
+    ),
+)
 def options_repaired(text: Text, options: str) -> bool:
     if "/" in options:
         return _is_option(text, options, options.split("/"))
@@ -154,23 +178,20 @@ def newline(text: Text) -> bool:
     family="ifbench",
     instruction="End every sentence with an emoji.",
     example=Example({}, "Hello there! 😀 Bye now. 👋", "Hello there! Bye now. 👋"),
-    defect="Flags and keycaps (several characters, none an emoji by itself) are not seen; the "
-    "repair takes a whole emoji sequence at the end.",
+    defect="Flags and keycaps (several characters, none an emoji by itself) are not seen.",
 )
 def emoji_endings(text: Text) -> bool:
-    bodies = [depunct(sentence).strip() for sentence in text.sentences]
-    for i, body in enumerate(bodies):
-        if not body:
-            return False
-        if not any(map(_is_emoji, body[-2:])):
-            # The splitter puts an emoji behind a period at the start of the next sentence.
-            following = bodies[i + 1] if i + 1 < len(bodies) else ""
-            if not following or not _is_emoji(following[0]):
-                return False
-    return True
+    bodies = (depunct(sentence).strip() for sentence in text.iter_sentences())
+    # The splitter puts an emoji behind a period at the start of the next sentence.
+    return all(
+        body and (any(map(_is_emoji, body[-2:])) or any(map(_is_emoji, following[:1])))
+        for body, following in pairwise(chain(bodies, [""]))
+    )
 
 
-@repairs("format:emoji")
+@repairs(
+    "format:emoji", "Takes a whole emoji sequence at the end.", Contrast(wrongly_fails="Bonjour 🇫🇷")
+)
 def emoji_endings_repaired(text: Text) -> bool:
     import emoji
 
@@ -193,14 +214,15 @@ def emoji_endings_repaired(text: Text) -> bool:
     family="ifbench",
     instruction="Indent each line by more blanks than the line before, like a staircase.",
     example=Example({}, "one\n two\n  three", "one\n two\n two"),
-    defect="Whether blank lines are ignored depends on how many stand together; the repair "
-    "ignores all of them.",
+    defect="Whether blank lines are ignored depends on how many stand together.",
 )
 def line_indent(text: Text) -> bool:
     return _indents_grow(_lines_left_over(text.lines))
 
 
-@repairs("format:line_indent")
+@repairs(
+    "format:line_indent", "Ignores all of them.", Contrast(wrongly_fails="one\n\n\n two\n  three")
+)
 def line_indent_repaired(text: Text) -> bool:
     return _indents_grow([line for line in text.lines if line.strip()])
 
@@ -236,13 +258,17 @@ def _lines_left_over(lines: list[str]) -> list[str]:
     family="ifbench",
     instruction="Follow every phrase in double quotes by an explanation without quotes.",
     example=Example({}, 'They say "time flies", so hurry.', 'They say "time flies"'),
-    defect="Curly quotes are ignored; the repair treats them as straight ones.",
+    defect="Curly quotes are ignored.",
 )
 def quote_unquote(text: Text) -> bool:
     return _explains_quotes(text.raw)
 
 
-@repairs("format:quote_unquote")
+@repairs(
+    "format:quote_unquote",
+    "Treats them as straight ones.",
+    Contrast(wrongly_passes="They say “time flies”"),
+)
 def quote_unquote_repaired(text: Text) -> bool:
     return _explains_quotes(text.raw.translate(_STRAIGHT_QUOTES))
 
@@ -258,16 +284,19 @@ def _explains_quotes(raw: str) -> bool:
     instruction="Answer with a list whose items are marked with {sep}",
     params={"sep": Param(str, allow_empty=True)},
     example=Example({"sep": "->"}, "-> one\n-> two", "-> one"),
-    defect="The marker may stand anywhere in a line; the repair asks for two lines that begin "
-    "with it.",
+    defect="The marker may stand anywhere in a line.",
 )
 def list_markers(text: Text, sep: str) -> bool:
     return text.raw.count(sep) >= 2
 
 
-@repairs("format:list")
+@repairs(
+    "format:list",
+    "Asks for two lines that begin with it.",
+    Contrast(wrongly_passes="one -> two -> three"),
+)
 def list_markers_repaired(text: Text, sep: str) -> bool:
-    return sum(line.lstrip().startswith(sep) for line in text.lines) >= 2
+    return sum(line.lstrip().startswith(sep.strip()) for line in text.lines) >= 2
 
 
 @constraint(
@@ -275,8 +304,7 @@ def list_markers_repaired(text: Text, sep: str) -> bool:
     family="ifbench",
     instruction="Begin with a thesis statement in italics, marked up in HTML.",
     example=Example({}, "<i>Tea wins.</i> It is warm.", "Tea wins. It is warm."),
-    defect="`<em>` is cut at the length of `<i>`, so an empty `<em></em>` passes; the repair cuts "
-    "each tag at its own length.",
+    defect="`<em>` is cut at the length of `<i>`, so an empty `<em></em>` passes.",
 )
 def thesis(text: Text) -> bool:
     start = _find_first(text.raw, "<i>", "<em>")
@@ -286,7 +314,11 @@ def thesis(text: Text) -> bool:
     return bool(text.raw[start + 3 : end].strip()) and bool(text.raw[end + 4 :].strip())
 
 
-@repairs("format:thesis")
+@repairs(
+    "format:thesis",
+    "Cuts each tag at its own length.",
+    Contrast(wrongly_passes="<em></em> It is warm."),
+)
 def thesis_repaired(text: Text) -> bool:
     for tag in ("i", "em"):
         _, opened, rest = text.raw.partition(f"<{tag}>")
@@ -308,13 +340,17 @@ def _find_first(raw: str, wanted: str, otherwise: str, start: int = 0) -> int:
     "with -.",
     example=Example({}, "* fruit\n- apple\n* nuts\n- almond", "* fruit\n- apple\n* nuts"),
     defect="A response without bullets passes, any asterisk opens a bullet and any hyphen is a "
-    "sub-bullet; the repair looks at line starts and asks for a bullet.",
+    "sub-bullet.",
 )
 def sub_bullets(text: Text) -> bool:
     return all("-" in piece for piece in text.raw.split("*")[1:])
 
 
-@repairs("format:sub-bullets")
+@repairs(
+    "format:sub-bullets",
+    "Looks at line starts and asks for a bullet.",
+    Contrast(wrongly_passes="* well-known", wrongly_fails="* **fruit**\n- apple"),
+)
 def sub_bullets_repaired(text: Text) -> bool:
     starts = [line.lstrip()[:1] for line in text.lines if not line.lstrip().startswith("**")]
     bullets = "".join(start for start in starts if start in ("*", "-")).split("*")[1:]
@@ -327,19 +363,26 @@ def sub_bullets_repaired(text: Text) -> bool:
     instruction="Write at least two sentences that end in a period, then at least two bullet "
     "points marked with *.",
     example=Example({}, "It rains. We stay.\n* tea\n* cake", "It rains.\n* tea\n* cake"),
-    defect="A blank line between the sentences or the bullets fails; the repair ignores blank "
-    "lines.",
+    defect="A blank line between the sentences or the bullets fails, and no period is needed.",
 )
 def no_bullets_bullets(text: Text) -> bool:
-    return _prose_then_bullets(text.lines)
+    return _prose_then_bullets(text.lines, ends="")
 
 
-@repairs("format:no_bullets_bullets")
+@repairs(
+    "format:no_bullets_bullets",
+    "Ignores blank lines and counts sentences that end in a period.",
+    Contrast(
+        wrongly_passes="Rain? Stay!\n* tea\n* cake",
+        wrongly_fails="It rains.\n\nWe stay.\n* tea\n* cake",
+    ),
+)
 def no_bullets_bullets_repaired(text: Text) -> bool:
-    return _prose_then_bullets([line for line in text.lines if line.strip()])
+    return _prose_then_bullets([line for line in text.lines if line.strip()], ends=".")
 
 
-def _prose_then_bullets(lines: list[str]) -> bool:
+def _prose_then_bullets(lines: list[str], ends: str) -> bool:
+    """At least two sentences that end in `ends`, then at least two bullets and nothing else."""
     sentences = bullets = 0
     in_prose = True
     for line in map(str.strip, lines):
@@ -353,33 +396,36 @@ def _prose_then_bullets(lines: list[str]) -> bool:
         elif not line:
             in_prose = False
         elif sentences < 2:  # two are enough: no need to split the rest
-            sentences += len(punkt_sentences(line))
+            sentences += sum(s.rstrip(CLOSERS).endswith(ends) for s in punkt_sentences(line))
     return bullets >= 2
 
 
 @constraint(
     "format:title_case",
     family="ifbench",
-    instruction="Write In Title Case: Every Word Starts With A Capital Letter.",
+    instruction="Write your whole response in title case: every major word starts with a capital "
+    "letter.",
     example=Example({}, "Every Word Counts Here.", "Every word counts here."),
-    defect="`Don't` fails, because the tokenizer makes a word `n't` of it; the repair leaves that "
-    "token out.",
+    defect="Minor words (`of`) need a capital too, and `Don't` fails, because the tokenizer makes "
+    "a word `n't` of it.",
 )
 def title_case(text: Text) -> bool:
-    return not any(map(_breaks_title_case, _tokens(text)))
+    return not any(map(_breaks_title_case, text.iter_tokens()))
 
 
-@repairs("format:title_case")
+@repairs(
+    "format:title_case",
+    "Lets articles, conjunctions and short prepositions inside the text be lower case, and takes "
+    "`Don't`.",
+    Contrast(wrongly_fails="Don't Step on the Grass"),
+)
 def title_case_repaired(text: Text) -> bool:
-    return not any(_breaks_title_case(t) for t in _tokens(text) if t not in ("n't", "n’t"))
-
-
-def _tokens(text: Text) -> Iterator[str]:
-    """Word tokens sentence by sentence: the first lower-case word ends the check."""
-    from califkit.verifiers import english
-
-    for sentence in text.sentences:
-        yield from english.sentence_tokens(sentence)
+    let_through = {"n't", "n’t"}  # and minor words, behind the first word
+    for token in text.iter_tokens():
+        if _breaks_title_case(token) and token not in let_through:
+            return False
+        let_through |= _MINOR_WORDS
+    return True
 
 
 def _breaks_title_case(token: str) -> bool:
@@ -425,13 +471,15 @@ def no_whitespace(text: Text) -> bool:
     "{prompt_to_repeat}",
     params={"prompt_to_repeat": PROMPT},
     example=Example({"prompt_to_repeat": "Sing a song"}, "Write a song", "Sing a song"),
-    defect="Another amount of whitespace is change enough; the repair asks for another first word.",
+    defect="Another amount of whitespace is change enough.",
 )
 def repeat_change(text: Text, prompt_to_repeat: str) -> bool:
     return text.raw != prompt_to_repeat and text.ws_tokens[1:] == prompt_to_repeat.split()[1:]
 
 
-@repairs("repeat:repeat_change")
+@repairs(
+    "repeat:repeat_change", "Asks for another first word.", Contrast(wrongly_passes="Sing  a song")
+)
 def repeat_change_repaired(text: Text, prompt_to_repeat: str) -> bool:
     same_first = text.ws_tokens[:1] == prompt_to_repeat.split()[:1]
     return not same_first and repeat_change(text, prompt_to_repeat)
@@ -459,13 +507,20 @@ def repeat_simple(text: Text) -> bool:
     "write nothing else: {prompt_to_repeat}",
     params={"prompt_to_repeat": PROMPT, "n_start": Param(int), "n_end": Param(int)},
     example=Example({"prompt_to_repeat": "a b c", "n_start": 0, "n_end": 0}, "A", "a b"),
-    defect="The indices count characters, although the instruction counts words; the repair "
-    "counts words.",
+    defect="The indices count characters.",
 )
 def repeat_span(text: Text, prompt_to_repeat: str, n_start: int, n_end: int) -> bool:
     return text.stripped.lower() == prompt_to_repeat[n_start : n_end + 1].strip().lower()
 
 
-@repairs("repeat:repeat_span")
+@repairs(
+    "repeat:repeat_span",
+    "Counts words.",
+    Contrast(
+        wrongly_passes="ed",
+        wrongly_fails="green blue",
+        kwargs={"prompt_to_repeat": "red green blue", "n_start": 1, "n_end": 2},
+    ),
+)
 def repeat_span_repaired(text: Text, prompt_to_repeat: str, n_start: int, n_end: int) -> bool:
     return text.lower.split() == prompt_to_repeat.lower().split()[n_start : n_end + 1]

@@ -11,6 +11,7 @@ import re
 from califkit.verifiers import patterns
 from califkit.verifiers.registry import (
     RELATION,
+    Contrast,
     Example,
     Param,
     compare,
@@ -35,14 +36,17 @@ TEXT = Param(str)
     instruction="Use each of these keywords in your response: {keywords}.",
     params={"keywords": Param(list | str)},
     example=Example({"keywords": ["tea", "milk"]}, "Tea with milk.", "Tea with sugar."),
-    defect="The keyword is searched as a pattern and inside words (`art` in `start`); "
-    "repaired: as the literal word or phrase.",
+    defect="The keyword is searched as a pattern and inside longer words (`art` in `start`).",
 )
 def existence(text: Text, keywords: list[str]) -> bool:
     return all(patterns.found(keyword, text.raw, re.IGNORECASE) for keyword in keywords)
 
 
-@repairs("keywords:existence")
+@repairs(
+    "keywords:existence",
+    "Looks for the literal word or phrase.",
+    Contrast(wrongly_passes="We start.", kwargs={"keywords": ["art"]}),
+)
 def existence_literal(text: Text, keywords: list[str] | str) -> bool:
     keywords = [keywords] if isinstance(keywords, str) else keywords
     return all(count_literal(keyword, text) > 0 for keyword in keywords)
@@ -56,15 +60,21 @@ def existence_literal(text: Text, keywords: list[str] | str) -> bool:
     example=Example(
         {"keyword": "tea", "frequency": 2, "relation": "at least"}, "Tea, tea.", "Tea, milk."
     ),
-    defect="The keyword is counted as a pattern and inside words (`art` in `start`); "
-    "repaired: as the literal word or phrase.",
+    defect="The keyword is counted as a pattern and inside longer words (`art` in `start`).",
 )
 def frequency(text: Text, keyword: str, frequency: int, relation: str) -> bool:
     found = patterns.count(keyword.strip(), text.raw, re.IGNORECASE)
     return compare(found, relation, frequency)
 
 
-@repairs("keywords:frequency")
+@repairs(
+    "keywords:frequency",
+    "Counts the literal word or phrase.",
+    Contrast(
+        wrongly_passes="We start.",
+        kwargs={"keyword": "art", "frequency": 1, "relation": "at least"},
+    ),
+)
 def frequency_literal(text: Text, keyword: str, frequency: int, relation: str) -> bool:
     return compare(count_literal(keyword, text), relation, frequency)
 
@@ -81,8 +91,7 @@ def count_literal(keyword: str, text: Text) -> int:
     instruction="Do not use any of these words in your response: {forbidden_words}.",
     params={"forbidden_words": Param(list | str)},
     example=Example({"forbidden_words": ["very", "nice"]}, "A fine day.", "A nice day."),
-    defect="The word is searched as a pattern between word boundaries, so `$5` is never seen; "
-    "repaired: as the literal word or phrase.",
+    defect="The word is searched as a pattern between word boundaries, so `$5` is never seen.",
 )
 def forbidden_words(text: Text, forbidden_words: list[str]) -> bool:
     return not any(
@@ -91,7 +100,11 @@ def forbidden_words(text: Text, forbidden_words: list[str]) -> bool:
     )
 
 
-@repairs("keywords:forbidden_words")
+@repairs(
+    "keywords:forbidden_words",
+    "Looks for the literal word or phrase.",
+    Contrast(wrongly_passes="It costs $5.", kwargs={"forbidden_words": ["$5"]}),
+)
 def forbidden_words_literal(text: Text, forbidden_words: list[str] | str) -> bool:
     words = [forbidden_words] if isinstance(forbidden_words, str) else forbidden_words
     return not any(count_literal(word, text) for word in words)
@@ -130,13 +143,17 @@ def letter_frequency(text: Text, letter: str, let_frequency: int, let_relation: 
         "Heute ist ein schöner Tag, und wir gehen in den Garten.",
         "Today is a beautiful day, and we go into the garden.",
     ),
-    defect="A response without any letters passes; repaired: it fails.",
+    defect="A response without any letters passes.",
 )
 def response_language(text: Text, language: str) -> bool:
     return text.language in (language, None)
 
 
-@repairs("language:response_language")
+@repairs(
+    "language:response_language",
+    "Asks for a response whose language is recognised.",
+    Contrast(wrongly_passes="12345"),
+)
 def response_language_known(text: Text, language: str) -> bool:
     return text.language == language
 
@@ -167,7 +184,12 @@ DIVIDER = re.compile(r"\s?\*\*\*\s?")
     example=Example({"num_paragraphs": 2}, "First.\n***\nSecond.", "First.\n\nSecond."),
 )
 def number_paragraphs(text: Text, num_paragraphs: int) -> bool:
-    return count_filled(DIVIDER.split(text.raw)) == num_paragraphs
+    return count_filled(divided(text)) == num_paragraphs
+
+
+def divided(text: Text) -> list[str]:
+    """Pieces between dividers."""
+    return DIVIDER.split(text.raw) if "***" in text.raw else [text.raw]
 
 
 def count_filled(pieces: list[str]) -> int | None:
@@ -209,8 +231,8 @@ FIRST_WORD_END = re.compile(r"""[.,?!'"]""")
         "First we sit.\n\nThen we eat.",
         "First we sit.\n\nNow we eat.",
     ),
-    defect="Blank paragraphs are left out of the count but not of the numbering, so a reply "
-    "that opens with an empty line fails; repaired: they are left out of both.",
+    defect="Blank paragraphs are left out of the count but not of the numbering, so a reply that "
+    "opens with an empty line fails.",
 )
 def nth_paragraph_first_word(
     text: Text, num_paragraphs: int, nth_paragraph: int, first_word: str
@@ -223,7 +245,11 @@ def nth_paragraph_first_word(
     return bool(paragraph) and opening_word(paragraph) == first_word.lower()
 
 
-@repairs("length_constraints:nth_paragraph_first_word")
+@repairs(
+    "length_constraints:nth_paragraph_first_word",
+    "Leaves blank paragraphs out of both.",
+    Contrast(wrongly_fails="\n\nFirst we sit.\n\nThen we eat."),
+)
 def nth_filled_paragraph_first_word(
     text: Text, num_paragraphs: int, nth_paragraph: int, first_word: str
 ) -> bool:
@@ -273,8 +299,8 @@ def count_brackets(line: str) -> int:
     example=Example(
         {"postscript_marker": "P.S."}, "See you soon.\n\nP.S. Bring cake.", "See you soon."
     ),
-    defect="The marker may stand anywhere and markers other than P.S. and P.P.S are searched "
-    "as patterns; repaired: a line has to start with the literal marker.",
+    defect="The marker may stand anywhere, and markers other than P.S. and P.P.S are searched as "
+    "patterns.",
 )
 def postscript(text: Text, postscript_marker: str) -> bool:
     # Upstream's patterns begin with \s*, which decides nothing and is quadratic on blanks.
@@ -287,7 +313,11 @@ def postscript(text: Text, postscript_marker: str) -> bool:
     return patterns.found(marker.lower(), text.lower, re.MULTILINE, before=before, after=".*$")
 
 
-@repairs("detectable_content:postscript")
+@repairs(
+    "detectable_content:postscript",
+    "Asks for a line that starts with the literal marker.",
+    Contrast(wrongly_passes="Write P.S. at the end."),
+)
 def postscript_line(text: Text, postscript_marker: str) -> bool:
     marker = postscript_marker.strip().lower()
     return any(line.lstrip(" \t*_").startswith(marker) for line in text.lower.split("\n"))
@@ -300,8 +330,7 @@ def postscript_line(text: Text, postscript_marker: str) -> bool:
     "like this: * This is a point.",
     params={"num_bullets": COUNT},
     example=Example({"num_bullets": 2}, "* Tea\n* Milk", "* Tea\n* Milk\n* Cake"),
-    defect="Rules (`---`), negative numbers and a star on a line of its own count as bullets; "
-    "repaired: a bullet is `*` or `-`, a blank and some text.",
+    defect="Rules (`---`), negative numbers and a star on a line of its own count as bullets.",
 )
 def number_bullet_lists(text: Text, num_bullets: int) -> bool:
     lines = [line.lstrip() for line in text.lines]
@@ -324,10 +353,14 @@ def count_stars(lines: list[str]) -> int:
     return n
 
 
-@repairs("detectable_format:number_bullet_lists")
+@repairs(
+    "detectable_format:number_bullet_lists",
+    "Counts `*` or `-`, a blank and some text.",
+    Contrast(wrongly_passes="* Tea\n---", wrongly_fails="* Tea\n* Milk\n---"),
+)
 def number_marked_lines(text: Text, num_bullets: int) -> bool:
-    bullets = sum(re.match(r"[*-]\s+[^\s*-]", line.lstrip()) is not None for line in text.lines)
-    return bullets == num_bullets
+    lines = [line.strip() for line in text.lines if line.strip(" \t*-")]  # no rules such as * * *
+    return sum(re.match(r"[*-]\s", line) is not None for line in lines) == num_bullets
 
 
 @constraint(
@@ -336,14 +369,17 @@ def number_marked_lines(text: Text, num_bullets: int) -> bool:
     instruction="Answer with one of these three sentences: My answer is yes. "
     "My answer is no. My answer is maybe.",
     example=Example({}, "My answer is maybe.", "Maybe."),
-    defect="Anything may stand around the sentence, even the other two; repaired: it has to be "
-    "the whole response.",
+    defect="Anything may stand around the sentence, even the other two.",
 )
 def constrained_response(text: Text) -> bool:
     return any(f"My answer is {word}." in text.raw for word in ("yes", "no", "maybe"))
 
 
-@repairs("detectable_format:constrained_response")
+@repairs(
+    "detectable_format:constrained_response",
+    "Asks for one of the sentences and nothing else.",
+    Contrast(wrongly_passes="My answer is yes. My answer is no."),
+)
 def constrained_response_alone(text: Text) -> bool:
     return text.stripped in {f"My answer is {word}." for word in ("yes", "no", "maybe")}
 
@@ -359,8 +395,7 @@ DOUBLE_STARS = re.compile(r"\*\*[^\n\*]*\*\*")
     "such as *highlighted part*.",
     params={"num_highlights": COUNT},
     example=Example({"num_highlights": 2}, "A *warm* and *sunny* day.", "A *warm* day."),
-    defect="Stars used as signs count (`2 * 3 * 4`) and `***x***` counts twice; repaired: a "
-    "highlight is text between equal runs of stars, without blanks inside its ends.",
+    defect="Stars used as signs count (`2 * 3 * 4`), and `***x***` counts twice.",
 )
 def number_highlighted_sections(text: Text, num_highlights: int) -> bool:
     single = sum(bool(span.strip("*").strip()) for span in SINGLE_STARS.findall(text.raw))
@@ -371,7 +406,11 @@ def number_highlighted_sections(text: Text, num_highlights: int) -> bool:
 HIGHLIGHT = re.compile(r"(?<!\*)(\*{1,3})(?![\s*])[^\n*]*[^\s*]\1(?!\*)")
 
 
-@repairs("detectable_format:number_highlighted_sections")
+@repairs(
+    "detectable_format:number_highlighted_sections",
+    "Counts text between equal runs of stars, without blanks inside its ends.",
+    Contrast(wrongly_passes="***Twice***"),
+)
 def number_highlights(text: Text, num_highlights: int) -> bool:
     return sum(1 for _ in HIGHLIGHT.finditer(text.raw)) >= num_highlights
 
@@ -387,8 +426,7 @@ def number_highlights(text: Text, num_highlights: int) -> bool:
         "Section 1\nTea.\nSection 2\nMilk.",
         "Section 1\nTea and milk.",
     ),
-    defect="The marker is a pattern and counts in mid-line (`see Section 1`); repaired: only "
-    "lines that start with the literal marker and a number count.",
+    defect="The marker is a pattern and counts in mid-line (`see Section 1`).",
 )
 def multiple_sections(text: Text, section_spliter: str, num_sections: int) -> bool:
     sections = patterns.matches(r"\s?", section_spliter.strip(), r"\s?\d+\s?", text.raw)
@@ -397,7 +435,14 @@ def multiple_sections(text: Text, section_spliter: str, num_sections: int) -> bo
     return pieces >= num_sections
 
 
-@repairs("detectable_format:multiple_sections")
+@repairs(
+    "detectable_format:multiple_sections",
+    "Counts lines that start with the literal marker and a number.",
+    Contrast(
+        wrongly_passes="See Section 1 and Section 2.",
+        wrongly_fails="Section  1\nTea.\nSection  2\nMilk.",
+    ),
+)
 def section_lines(text: Text, section_spliter: str, num_sections: int) -> bool:
     heading = re.compile(rf"[\s#*_]*{re.escape(section_spliter.strip())}\s*\d")
     return sum(heading.match(line) is not None for line in text.lines) >= num_sections
@@ -459,13 +504,17 @@ def two_responses(text: Text) -> bool:
     "answer it. The request to repeat: {prompt_to_repeat}",
     params={"prompt_to_repeat": TEXT},
     example=Example({"prompt_to_repeat": "Name a tree."}, "Name a tree. Oak.", "Oak."),
-    defect="The repeated request alone passes; repaired: an answer has to follow it.",
+    defect="The repeated request alone passes.",
 )
 def repeat_prompt(text: Text, prompt_to_repeat: str) -> bool:
     return text.stripped.lower().startswith(prompt_to_repeat.strip().lower())
 
 
-@repairs("combination:repeat_prompt")
+@repairs(
+    "combination:repeat_prompt",
+    "Asks for an answer behind it.",
+    Contrast(wrongly_passes="Name a tree."),
+)
 def repeat_prompt_and_answer(text: Text, prompt_to_repeat: str) -> bool:
     given, prompt = text.stripped.lower(), prompt_to_repeat.strip().lower()
     return given.startswith(prompt) and re.search(r"\w", given[len(prompt) :]) is not None
@@ -506,7 +555,7 @@ def quotation(text: Text) -> bool:
     ),
 )
 def capital_word_frequency(text: Text, capital_frequency: int, capital_relation: str) -> bool:
-    capitals = sum(token.isupper() for token in text.tokens)
+    capitals = sum(map(str.isupper, text.iter_tokens()))
     return compare(capitals, capital_relation, capital_frequency)
 
 
@@ -541,12 +590,16 @@ def english_lowercase(text: Text) -> bool:
     family="ifeval",
     instruction="Do not use any commas in your response.",
     example=Example({}, "Tea and milk.", "Tea, milk."),
-    defect="Only the ASCII comma is seen; repaired: also full-width, ideographic and Arabic ones.",
+    defect="Only the ASCII comma is seen.",
 )
 def no_comma(text: Text) -> bool:
     return "," not in text.raw
 
 
-@repairs("punctuation:no_comma")
+@repairs(
+    "punctuation:no_comma",
+    "Sees full-width, ideographic and Arabic commas too.",
+    Contrast(wrongly_passes="茶，水"),
+)
 def no_comma_of_any_script(text: Text) -> bool:
     return not any(comma in text.raw for comma in ",，、،﹐､")

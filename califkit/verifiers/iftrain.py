@@ -1,156 +1,53 @@
-"""The 29 constraint ids added for training (IFEvalG in open-instruct; Pyatkin et al., 2025)."""
+"""The 29 constraint ids added for training (IFEvalG in open-instruct; Pyatkin et al., 2025).
+
+The ids on copying are in `iftrain_copy`.
+"""
 
 from __future__ import annotations
 
 import re
+import string
+from collections.abc import Iterator
+from itertools import islice, pairwise
 
 from califkit.verifiers import patterns
 from califkit.verifiers.ifeval import (
     COUNT,
-    DIVIDER,
     LETTER_PARAMS,
     TEXT,
     count_filled,
     count_literal,
+    divided,
     frequency,
     frequency_literal,
     letter_frequency,
 )
+from califkit.verifiers.iftrain_copy import POSITIVE
 from califkit.verifiers.registry import (
     RELATION,
+    RELATIONS,
+    Contrast,
     Example,
     Param,
     compare,
     constraint,
     repairs,
 )
-from califkit.verifiers.text import PUNCTUATION, Text, rule_sentences, word_tokens
+from califkit.verifiers.text import (
+    Text,
+    bare,
+    bare_words,
+    iter_rule_sentences,
+    rule_sentences,
+    word_tokens,
+)
 
-POSITIVE = Param(int, minimum=1)
 TEXT_OR_LIST = Param(str | list)
 
 
 def first_of(value: str | list[str]) -> str:
     """The word of an argument that may come as a list, of which upstream reads the first item."""
     return (value if isinstance(value, str) else value[0]).strip()
-
-
-# --- copy --------------------------------------------------------------------------------------
-@constraint(
-    "copy:repeat_phrase",
-    family="iftrain",
-    instruction='Use the phrase "{phrase}" exactly {small_n} times, and each time replace one '
-    "word in the middle of it by another word.",
-    params={"phrase": TEXT, "small_n": POSITIVE},
-    example=Example(
-        {"phrase": "the quick fox jumps", "small_n": 1},
-        "See how the slow fox jumps!",
-        "See how the quick fox jumps!",
-    ),
-    defect="The first and last word are found inside words and act as patterns; repaired: they "
-    "are found as literal whole words.",
-)
-def repeat_phrase(text: Text, phrase: str, small_n: int) -> bool:
-    words = phrase.split()
-    found = phrase_spans(text, words[0], words[-1])
-    return len(found) == small_n and all(differ_in_one(span.split(), words) for span in found)
-
-
-def phrase_spans(text: Text, first: str, last: str) -> list[str]:
-    """Matches of the pattern ``first .*? last``; in one pass when both words are literal."""
-    if not (is_literal(first) and is_literal(last)):
-        return [m.group() for m in patterns.matches("", f"{first} .*? {last}", "", text.raw)]
-    spans = []
-    for line in text.lines:
-        start = line.find(f"{first} ")
-        while start >= 0:
-            end = line.find(f" {last}", start + len(first) + 1)
-            if end < 0:
-                break
-            end += 1 + len(last)
-            spans.append(line[start:end])
-            start = line.find(f"{first} ", end)
-    return spans
-
-
-def is_literal(word: str) -> bool:
-    """Whether a word means itself in a regular expression."""
-    return re.escape(word) == word
-
-
-def differ_in_one(words: list[str], others: list[str]) -> bool:
-    """Equally many words, different in exactly one place."""
-    return len(words) == len(others) and sum(map(str.__ne__, words, others)) == 1
-
-
-@repairs("copy:repeat_phrase")
-def repeat_phrase_of_words(text: Text, phrase: str, small_n: int) -> bool:
-    words = phrase.split()
-    bare = [token.strip(PUNCTUATION) for token in text.ws_tokens]
-    wanted = [word.strip(PUNCTUATION) for word in words]
-    windows = (bare[i : i + len(words)] for i in range(len(bare) - len(words) + 1))
-    return small_n == sum(
-        window[0] == wanted[0] and window[-1] == wanted[-1] and differ_in_one(window, wanted)
-        for window in windows
-    )
-
-
-@constraint(
-    "copy:copy",
-    family="iftrain",
-    instruction="Do not answer the request. Copy the following text word for word and write "
-    "nothing else: {prompt_to_repeat}",
-    params={"prompt_to_repeat": TEXT},
-    example=Example({"prompt_to_repeat": "Name a tree."}, "Name a tree.", "Oak."),
-)
-@constraint(
-    "copy:copying_simple",
-    family="iftrain",
-    instruction="Repeat this request without change, and do not answer it. "
-    "The request to repeat: {prompt_to_repeat}",
-    params={"prompt_to_repeat": TEXT},
-    example=Example({"prompt_to_repeat": "Name a tree."}, "Name a tree.", "Name a tree. Oak."),
-)
-def copy(text: Text, prompt_to_repeat: str) -> bool:
-    return text.stripped.lower() == prompt_to_repeat.strip().lower()
-
-
-@constraint(
-    "copy:copying_multiple",
-    family="iftrain",
-    instruction="Repeat this request without change {N} times, with six asterisks ****** "
-    "between the copies, and do not answer it. The request to repeat: {prompt_to_repeat}",
-    params={"prompt_to_repeat": TEXT, "N": POSITIVE},
-    example=Example(
-        {"prompt_to_repeat": "Name a tree.", "N": 2},
-        "Name a tree.\n******\nName a tree.",
-        "Name a tree.",
-    ),
-)
-def copying_multiple(text: Text, prompt_to_repeat: str, N: int) -> bool:
-    copies = text.raw.split("******")
-    wanted = prompt_to_repeat.strip().lower()
-    return len(copies) == N and all(copy.strip().lower() == wanted for copy in copies)
-
-
-SPAN_PARAMS = {"prompt_to_repeat": TEXT, "n_start": Param(int), "n_end": Param(int)}
-
-
-@constraint(
-    "new:copy_span_idx",
-    family="iftrain",
-    instruction="Copy the part of the following text from character number {n_start} up to, but "
-    "not including, character number {n_end}, counted from 0, and write nothing else: "
-    "{prompt_to_repeat}",
-    params=SPAN_PARAMS,
-    example=Example(
-        {"prompt_to_repeat": "Name a tree.", "n_start": 5, "n_end": 11}, "a tree", "a tree."
-    ),
-    defect="The end index is exclusive, although the published instruction includes it; "
-    "repaired: it is inclusive.",
-)
-def copy_span_idx(text: Text, prompt_to_repeat: str, n_start: int, n_end: int) -> bool:
-    return text.stripped.lower() == prompt_to_repeat[n_start:n_end].strip().lower()
 
 
 # --- count -------------------------------------------------------------------------------------
@@ -162,7 +59,8 @@ def copy_span_idx(text: Text, prompt_to_repeat: str, n_start: int, n_end: int) -
     example=Example({"N": 2}, "TEA with milk", "Tea with some milk"),
 )
 def lowercase_counting(text: Text, N: int) -> bool:
-    return len(LOWERCASE_WORD.findall(text.raw)) <= N
+    too_many = islice(LOWERCASE_WORD.finditer(text.raw), N, None)
+    return next(too_many, None) is None
 
 
 LOWERCASE_WORD = re.compile(r"\b[a-z]+\b")
@@ -174,34 +72,39 @@ LOWERCASE_WORD = re.compile(r"\b[a-z]+\b")
     instruction="Write {relation} {N} letters in all.",
     params={"N": POSITIVE, "relation": Param(str)},
     example=Example({"N": 5, "relation": "less than"}, "Tea!", "Black tea."),
-    defect="A relation other than the two known ones fails every response; repaired: it is "
-    "reported as an error.",
+    defect="A relation other than `less than` and `at least` fails every response.",
 )
 def letter_counting(text: Text, N: int, relation: str) -> bool:
-    return relation in ("less than", "at least") and compare(n_letters(text), relation, N)
+    return relation in RELATIONS and compare(n_letters(text), relation, N)
 
 
-@repairs("letters:letter_counting")
-def letter_counting_checked(text: Text, N: int, relation: str) -> bool:
-    return compare(n_letters(text), relation, N)
+@repairs(
+    "letters:letter_counting",
+    "Takes `at most` as well; another relation is an error.",
+    Contrast(wrongly_fails="Tea!", kwargs={"N": 5, "relation": "at most"}),
+)
+def letter_counting_at_most(text: Text, N: int, relation: str) -> bool:
+    return n_letters(text) <= N if relation == "at most" else compare(n_letters(text), relation, N)
 
 
 def n_letters(text: Text) -> int:
     """Number of ASCII letters."""
-    return len(re.findall("[a-zA-Z]", text.raw))
+    return len(text.raw) - len(text.raw.translate(WITHOUT_LETTERS))
+
+
+WITHOUT_LETTERS = str.maketrans("", "", string.ascii_letters)
 
 
 @constraint(
     "count:counting_composition",
     family="iftrain",
     instruction="Write exactly 3 paragraphs with the divider *** between them. Each paragraph "
-    "has exactly {n_sent} sentences, and each sentence exactly {n_words} words, where every "
-    "punctuation mark counts as a word.",
+    "has exactly {n_sent} sentences, and each sentence exactly {n_words} words.",
     params={"n_sent": POSITIVE, "n_words": POSITIVE},
     example=Example(
         {"n_sent": 1, "n_words": 2}, "Drink tea\n***\nEat cake\n***\nSit down", "Drink tea"
     ),
-    defect="Punctuation marks count as words; repaired: only words count.",
+    defect="Punctuation marks count as words.",
 )
 def counting_composition(text: Text, n_sent: int, n_words: int) -> bool:
     return composition(text, n_sent, n_words, word_tokens)
@@ -209,34 +112,48 @@ def counting_composition(text: Text, n_sent: int, n_words: int) -> bool:
 
 def composition(text: Text, n_sent: int, n_words: int, words_of) -> bool:
     """Three paragraphs of `n_sent` sentences of `n_words` words, as `words_of` finds them."""
-    pieces = DIVIDER.split(text.raw)
+    pieces = divided(text)
     return len(pieces) == 3 and all(
         len(sentences) == n_sent and all(len(words_of(s)) == n_words for s in sentences)
         for sentences in map(rule_sentences, pieces)
     )
 
 
-@repairs("count:counting_composition")
+@repairs(
+    "count:counting_composition",
+    "Counts words only.",
+    Contrast(
+        wrongly_passes="Drink!\n***\nEat!\n***\nSit!",
+        wrongly_fails="Drink tea.\n***\nEat cake.\n***\nSit down.",
+    ),
+)
 def composition_of_words(text: Text, n_sent: int, n_words: int) -> bool:
-    return composition(text, n_sent, n_words, re.compile(r"\w[\w'’-]*").findall)
+    return composition(text, n_sent, n_words, bare_words)
 
 
 @constraint(
     "count:count_unique",
     family="iftrain",
-    instruction="Use every word and every punctuation mark at most once in your response.",
+    instruction="Use every word at most once in your response.",
     example=Example({}, "Drink some tea.", "Tea and milk and cake."),
-    defect="Punctuation marks count as words, and `The` and `the` as two; repaired: only words "
-    "count, without regard to case.",
+    defect="Punctuation marks count as words, and `The` and `the` as two.",
 )
 def count_unique(text: Text) -> bool:
-    return len(set(text.tokens)) == len(text.tokens)
+    seen: set[str] = set()
+    for token in text.iter_tokens():
+        if token in seen:
+            return False
+        seen.add(token)
+    return True
 
 
-@repairs("count:count_unique")
+@repairs(
+    "count:count_unique",
+    "Compares words only, without regard to case.",
+    Contrast(wrongly_passes="Tea or tea.", wrongly_fails="Sit down. Drink tea."),
+)
 def words_unique(text: Text) -> bool:
-    words = [token.strip(PUNCTUATION).lower() for token in text.ws_tokens]
-    words = [word for word in words if word]
+    words = bare_words(text.lower)
     return len(set(words)) == len(words)
 
 
@@ -249,7 +166,7 @@ def words_unique(text: Text) -> bool:
     example=Example(
         {"keyword1": "tea", "keyword2": "milk"}, "Milk, tea and milk.", "Milk and tea."
     ),
-    defect="Keywords are counted as patterns and inside words; repaired: as literal words.",
+    defect="Keywords are counted as patterns and inside longer words.",
 )
 def count_increment_word(text: Text, keyword1: str, keyword2: str) -> bool:
     return (
@@ -258,7 +175,13 @@ def count_increment_word(text: Text, keyword1: str, keyword2: str) -> bool:
     )
 
 
-@repairs("count:count_increment_word")
+@repairs(
+    "count:count_increment_word",
+    "Counts literal words.",
+    Contrast(
+        wrongly_passes="Tea, milk and milkshake.", wrongly_fails="Milk, tea and milk in a teapot."
+    ),
+)
 def increment_literal(text: Text, keyword1: str, keyword2: str) -> bool:
     return count_literal(keyword1, text) == 1 and count_literal(keyword2, text) == 2
 
@@ -270,13 +193,17 @@ def increment_literal(text: Text, keyword1: str, keyword2: str) -> bool:
     instruction='Use the word "{keyword}" exactly once in your response.',
     params={"keyword": TEXT},
     example=Example({"keyword": "tea"}, "Drink tea.", "Tea, tea."),
-    defect="The keyword is counted as a pattern and inside words; repaired: as a literal word.",
+    defect="The keyword is counted as a pattern and inside longer words.",
 )
 def word_once(text: Text, keyword: str) -> bool:
     return patterns.count(keyword.strip(), text.raw, re.IGNORECASE) == 1
 
 
-@repairs("keywords:word_once")
+@repairs(
+    "keywords:word_once",
+    "Counts the literal word.",
+    Contrast(wrongly_passes="A teapot.", wrongly_fails="Tea in a teapot."),
+)
 def word_once_literal(text: Text, keyword: str) -> bool:
     return count_literal(keyword, text) == 1
 
@@ -289,9 +216,13 @@ constraint(
     example=Example(
         {"keyword": "tea", "frequency": 2, "relation": "less than"}, "Drink tea.", "Tea, tea."
     ),
-    defect="The keyword is counted as a pattern and inside words; repaired: as a literal word.",
+    defect="The keyword is counted as a pattern and inside longer words.",
 )(frequency)
-repairs("keywords:word_count_different_numbers")(frequency_literal)
+repairs(
+    "keywords:word_count_different_numbers",
+    "Counts the literal word.",
+    Contrast(wrongly_fails="Tea in a teapot."),
+)(frequency_literal)
 
 constraint(
     "letters:letter_counting2",
@@ -311,13 +242,17 @@ constraint(
     params={"keyword": TEXT, "instruction": Param(str, required=False, allow_empty=True)},
     example=Example({"keyword": "tea"}, "Drink some milk.", "Drink tea today."),
     defect="The word is only seen between two blanks and in the same case, not at the ends or "
-    "before punctuation; repaired: seen anywhere as a word, without regard to case.",
+    "before punctuation.",
 )
 def exclude_word_harder(text: Text, keyword: str, instruction: str | None = None) -> bool:
     return f" {keyword.strip()} " not in text.raw
 
 
-@repairs("keywords:exclude_word_harder")
+@repairs(
+    "keywords:exclude_word_harder",
+    "Sees the word anywhere, without regard to case.",
+    Contrast(wrongly_passes="Drink tea."),
+)
 def exclude_word(text: Text, keyword: str, instruction: str | None = None) -> bool:
     return count_literal(keyword, text) == 0
 
@@ -328,19 +263,23 @@ def exclude_word(text: Text, keyword: str, instruction: str | None = None) -> bo
     instruction="Two words next to each other must not start with letters that follow each "
     "other in the alphabet, such as a and b.",
     example=Example({}, "Big apples.", "Apples bend."),
-    defect="Any characters count, such as 1 and 2, and quotes hide the letter; repaired: the "
-    "first letters of the words without outer punctuation.",
+    defect="Any characters count, such as 1 and 2, and quotes hide the letter.",
 )
 def no_adjacent_consecutive(text: Text) -> bool:
-    first = [token[0].lower() for token in text.ws_tokens]
-    if len(first) > 1 and any(len(c) > 1 for c in first):  # `İ` lowers to two characters.
-        return False
-    return not any(ord(b) - ord(a) == 1 for a, b in zip(first, first[1:], strict=False))
+    words = text.ws_tokens
+    if "İ" in text.raw and len(words) > 1 and any(word[0] == "İ" for word in words):
+        return False  # It lowers to two characters, and upstream's comparison fails.
+    first = (word[0].lower() for word in words)
+    return not any(ord(b) - ord(a) == 1 for a, b in pairwise(first))
 
 
-@repairs("keywords:no_adjacent_consecutive")
+@repairs(
+    "keywords:no_adjacent_consecutive",
+    "Compares the first letters of the words without outer punctuation.",
+    Contrast(wrongly_passes='A "big" day', wrongly_fails="Room 1 2"),
+)
 def no_adjacent_letters(text: Text) -> bool:
-    words = [word for token in text.ws_tokens if (word := token.strip(PUNCTUATION).lower())]
+    words = bare_words(text.lower)
     pairs = zip(words, words[1:], strict=False)
     return not any(
         a[0].isalpha() and b[0].isalpha() and ord(b[0]) - ord(a[0]) == 1 for a, b in pairs
@@ -352,45 +291,48 @@ def no_adjacent_letters(text: Text) -> bool:
     family="iftrain",
     instruction="Use at least one palindrome: a word that reads the same backwards, such as level.",
     example=Example({}, "Keep the level low", "Keep the height low"),
-    defect="A single character passes, case and punctuation hide a palindrome; repaired: words "
-    "of at least three letters without outer punctuation, without regard to case.",
+    defect="A single character passes; case and punctuation hide a palindrome.",
 )
 def palindrome(text: Text) -> bool:
     return any(token == token[::-1] for token in text.ws_tokens)
 
 
-@repairs("keywords:palindrome")
+@repairs(
+    "keywords:palindrome",
+    "Asks for a word of at least three letters, without outer punctuation and regard to case.",
+    Contrast(wrongly_passes="I like tea.", wrongly_fails="Level!"),
+)
 def palindrome_word(text: Text) -> bool:
-    words = (token.strip(PUNCTUATION).lower() for token in text.ws_tokens)
+    words = bare_words(text.lower)
     return any(len(word) > 2 and word.isalpha() and word == word[::-1] for word in words)
 
 
 @constraint(
     "keywords:keyword_specific_position",
     family="iftrain",
-    instruction='Use the word "{keyword}" as word number {m} of sentence number {n}, where '
-    "punctuation marks count as words.",
+    instruction='Use the word "{keyword}" as word number {m} of sentence number {n}.',
     params={"keyword": TEXT_OR_LIST, "n": POSITIVE, "m": POSITIVE},
     example=Example(
         {"keyword": "tea", "n": 2, "m": 3}, "Sit down. Drink black tea.", "Drink black tea."
     ),
-    defect="Punctuation marks count as words and case matters; repaired: only words count, "
-    "without regard to case.",
+    defect="Punctuation marks and parts of contractions count as words, and case matters.",
 )
 def keyword_specific_position(text: Text, keyword: str | list[str], n: int, m: int) -> bool:
-    if len(text.rule_sentences) < n:
-        return False
-    tokens = word_tokens(text.rule_sentences[n - 1])
+    sentence = next(islice(text.iter_rule_sentences(), n - 1, None), "")
+    tokens = word_tokens(sentence)
     return len(tokens) >= m and tokens[m - 1] == first_of(keyword)
 
 
-@repairs("keywords:keyword_specific_position")
+@repairs(
+    "keywords:keyword_specific_position",
+    "Counts whole words, without regard to case.",
+    Contrast(wrongly_passes="Sit down. Drink, tea!", wrongly_fails="Sit down. Well, drink tea!"),
+)
 def keyword_among_words(text: Text, keyword: str | list[str], n: int, m: int) -> bool:
     if len(text.rule_sentences) < n:
         return False
-    tokens = word_tokens(text.rule_sentences[n - 1])
-    words = [token.lower() for token in tokens if any(map(str.isalnum, token))]
-    return len(words) >= m and words[m - 1] == first_of(keyword).lower()
+    words = bare_words(text.rule_sentences[n - 1].lower())
+    return len(words) >= m and words[m - 1] == bare(first_of(keyword).lower())
 
 
 @constraint(
@@ -399,17 +341,21 @@ def keyword_among_words(text: Text, keyword: str | list[str], n: int, m: int) ->
     instruction="Start and end your response with the same word, and write no punctuation "
     "mark after it.",
     example=Example({}, "Tea is just tea", "Tea is hot"),
-    defect="A closing period or quote counts as the last word; repaired: punctuation around "
-    "the words is left out.",
+    defect="Quotes and parts of contractions count as words (`Don't` is `Do` and `n't`).",
 )
 def start_end(text: Text) -> bool:
-    return len(text.tokens) > 1 and text.tokens[0].lower() == text.tokens[-1].lower()
+    tokens = text.outer_tokens(1)
+    return len(tokens) > 1 and tokens[0].lower() == tokens[-1].lower()
 
 
-@repairs("keywords:start_end")
+@repairs(
+    "keywords:start_end",
+    "Compares the first and the last whole word; behind the last nothing may stand.",
+    Contrast(wrongly_passes="Don't say what I do", wrongly_fails="Don't say don't"),
+)
 def start_end_words(text: Text) -> bool:
-    words = [word.lower() for token in text.ws_tokens if (word := token.strip(PUNCTUATION))]
-    return len(words) > 1 and words[0] == words[-1]
+    words = bare_words(text.lower)
+    return len(words) > 1 and words[0] == words[-1] and text.stripped[-1].isalnum()
 
 
 # --- format ------------------------------------------------------------------------------------
@@ -419,23 +365,27 @@ def start_end_words(text: Text) -> bool:
     instruction="Connect all sentences with hyphens: put a hyphen and no blank between one "
     "sentence and the next.",
     example=Example({}, "Sit down.-Drink tea.", "Sit down. - Drink tea."),
-    defect="A hyphen too many at the end passes, as only as many pieces are looked at as there "
-    "are sentences; repaired: pieces and sentences have to be the same.",
+    defect="A hyphen too many at the end passes, as only as many pieces are looked at as there are "
+    "sentences.",
 )
 def sentence_hyphens(text: Text) -> bool:
     pieces, sentences = hyphen_parts(text)
     return all(a == a.strip() == b for a, b in zip(pieces, sentences, strict=False))
 
 
-@repairs("detectable_format:sentence_hyphens")
+@repairs(
+    "detectable_format:sentence_hyphens",
+    "Asks for as many pieces as sentences.",
+    Contrast(wrongly_passes="Sit down.-Drink tea.-"),
+)
 def sentence_hyphens_all(text: Text) -> bool:
     pieces, sentences = hyphen_parts(text)
-    return pieces == sentences
+    return pieces == list(sentences)
 
 
-def hyphen_parts(text: Text) -> tuple[list[str], list[str]]:
+def hyphen_parts(text: Text) -> tuple[list[str], Iterator[str]]:
     """Pieces between hyphens, and the sentences of the text with blanks for hyphens."""
-    return text.raw.split("-"), rule_sentences(text.raw.replace("-", " "))
+    return text.raw.split("-"), iter_rule_sentences(text.raw.replace("-", " "))
 
 
 @constraint(
@@ -455,14 +405,18 @@ def square_brackets(text: Text) -> bool:
     instruction="Wrap every two words of your response in double angular brackets, "
     "such as <<like this>> <<one here>>.",
     example=Example({}, "<<Drink tea>> <<with milk>>", "Drink tea with milk"),
-    defect="A last word that has no partner is not looked at; repaired: it needs brackets too.",
+    defect="A last word that has no partner is not looked at.",
 )
 def bigram_wrapping(text: Text) -> bool:
     pairs = zip(text.ws_tokens[::2], text.ws_tokens[1::2], strict=False)
     return all(a.startswith("<<") and b.endswith(">>") for a, b in pairs)
 
 
-@repairs("detectable_format:bigram_wrapping")
+@repairs(
+    "detectable_format:bigram_wrapping",
+    "Asks for brackets around it too.",
+    Contrast(wrongly_passes="Tea"),
+)
 def bigram_wrapping_all(text: Text) -> bool:
     groups = [text.ws_tokens[i : i + 2] for i in range(0, len(text.ws_tokens), 2)]
     return all(g[0].startswith("<<") and g[-1].endswith(">>") for g in groups)
@@ -475,7 +429,7 @@ def bigram_wrapping_all(text: Text) -> bool:
     example=Example({}, "First.\n***\nSecond.", "First.\n\nSecond."),
 )
 def paragraphs(text: Text) -> bool:
-    return count_filled(DIVIDER.split(text.raw)) == 2
+    return count_filled(divided(text)) == 2
 
 
 @constraint(
@@ -483,13 +437,17 @@ def paragraphs(text: Text) -> bool:
     family="iftrain",
     instruction="Write exactly 2 paragraphs with one empty line between them.",
     example=Example({}, "First.\n\nSecond.", "First.\nSecond."),
-    defect="More than one empty line between the two paragraphs fails; repaired: it passes.",
+    defect="More than one empty line between the two paragraphs fails.",
 )
 def paragraphs2(text: Text) -> bool:
     return count_filled(text.raw.split("\n\n")) == 2
 
 
-@repairs("paragraphs:paragraphs2")
+@repairs(
+    "paragraphs:paragraphs2",
+    "Takes any number of empty lines.",
+    Contrast(wrongly_fails="First.\n\n\n\nSecond."),
+)
 def paragraphs2_blank_lines(text: Text) -> bool:
     paragraphs, inside = 0, False
     for line in text.lines:
@@ -502,15 +460,14 @@ def paragraphs2_blank_lines(text: Text) -> bool:
 @constraint(
     "first_word:first_word_sent",
     family="iftrain",
-    instruction='Start every sentence with the word "{first_word}", without a punctuation mark '
-    "after it.",
+    instruction='Start every sentence with the word "{first_word}".',
     params={"first_word": TEXT_OR_LIST},
     example=Example({"first_word": "tea"}, "Tea warms. Tea helps!", "Tea warms. It helps!"),
-    defect="Punctuation at the word hides it; repaired: it is left out.",
+    defect="Punctuation at the word hides it.",
 )
 def first_word_sent(text: Text, first_word: str | list[str]) -> bool:
     word = first_of(first_word).lower()
-    return all(opens_with(sentence, word) for sentence in text.rule_sentences)
+    return all(opens_with(sentence, word) for sentence in text.iter_rule_sentences())
 
 
 def opens_with(sentence: str, word: str) -> bool:
@@ -521,11 +478,10 @@ def opens_with(sentence: str, word: str) -> bool:
 @constraint(
     "first_word:first_word_answer",
     family="iftrain",
-    instruction='Start your response with the word "{first_word}", without a punctuation mark '
-    "after it.",
+    instruction='Start your response with the word "{first_word}".',
     params={"first_word": TEXT},
     example=Example({"first_word": "tea"}, "Tea warms.", "Hot tea warms."),
-    defect="Punctuation at the word hides it; repaired: it is left out.",
+    defect="Punctuation at the word hides it.",
 )
 def first_word_answer(text: Text, first_word: str) -> bool:
     return opens_with(text.raw, first_word.strip().lower())
@@ -537,12 +493,11 @@ def first_word_answer(text: Text, first_word: str) -> bool:
     instruction='End every sentence with the word "{last_word}".',
     params={"last_word": TEXT_OR_LIST},
     example=Example({"last_word": "tea"}, "I like tea. You make tea!", "I like tea. You too!"),
-    defect="`?!` and stray quotes make a sentence of punctuation alone, which fails; repaired: "
-    "such pieces are left out.",
+    defect="`?!` and stray quotes make a sentence of punctuation alone, which fails.",
 )
 def last_word_sent(text: Text, last_word: str | list[str]) -> bool:
     word = first_of(last_word).lower()
-    return all(last_word_of(sentence) == word for sentence in text.rule_sentences)
+    return all(last_word_of(sentence) == word for sentence in text.iter_rule_sentences())
 
 
 def last_word_of(sentence: str) -> str:
@@ -556,46 +511,47 @@ def last_word_of(sentence: str) -> str:
     instruction='End your response with the word "{last_word}".',
     params={"last_word": TEXT},
     example=Example({"last_word": "tea"}, "I like tea.", "I like tea most."),
-    defect="Punctuation that stands alone at the end hides the word; repaired: it is left out.",
+    defect="Punctuation that stands alone at the end hides the word.",
 )
 def last_word_answer(text: Text, last_word: str) -> bool:
     return last_word_of(text.stripped) == last_word.strip().lower()
 
 
-def has_word(sentence: str) -> bool:
-    """Whether a sentence has any word character."""
-    return re.search(r"\w", sentence) is not None
+def sentence_words(text: Text) -> list[list[str]]:
+    """The words of each sentence that has any, lower-cased."""
+    return [words for s in text.rule_sentences if (words := bare_words(s.lower()))]
 
 
-@repairs("first_word:first_word_sent")
+@repairs(
+    "first_word:first_word_sent",
+    "Leaves outer punctuation out.",
+    Contrast(wrongly_fails="Tea, of course. Tea!"),
+)
 def first_word_sent_bare(text: Text, first_word: str | list[str]) -> bool:
-    word = first_of(first_word).lower()
-    return all(bare_words(s)[0] == word for s in text.rule_sentences if has_word(s))
+    word = bare(first_of(first_word).lower())
+    return all(words[0] == word for words in sentence_words(text))
 
 
-@repairs("first_word:first_word_answer")
+@repairs(
+    "first_word:first_word_answer",
+    "Leaves outer punctuation out.",
+    Contrast(wrongly_fails='"Tea", we said.'),
+)
 def first_word_answer_bare(text: Text, first_word: str) -> bool:
-    return bare_words(text.raw)[:1] == [first_word.strip().lower()]
+    return bare_words(text.lower)[:1] == [bare(first_word.lower())]
 
 
-@repairs("last_word:last_word_sent")
+@repairs(
+    "last_word:last_word_sent", "Leaves such pieces out.", Contrast(wrongly_fails="You like tea?!")
+)
 def last_word_sent_bare(text: Text, last_word: str | list[str]) -> bool:
-    word = first_of(last_word).lower()
-    return all(bare_words(s)[-1] == word for s in text.rule_sentences if has_word(s))
+    word = bare(first_of(last_word).lower())
+    return all(words[-1] == word for words in sentence_words(text))
 
 
-@repairs("last_word:last_word_answer")
+@repairs("last_word:last_word_answer", "Leaves it out.", Contrast(wrongly_fails="I like tea !"))
 def last_word_answer_bare(text: Text, last_word: str) -> bool:
-    return bare_words(text.raw)[-1:] == [last_word.strip().lower()]
-
-
-BARE_WORD = re.compile(r"\w(?:.*\w)?", re.DOTALL)
-
-
-def bare_words(sentence: str) -> list[str]:
-    """Tokens between blanks, lower-cased, without outer punctuation, empty ones left out."""
-    cores = (BARE_WORD.search(token) for token in sentence.lower().split())
-    return [core.group() for core in cores if core]
+    return bare_words(text.lower)[-1:] == [bare(last_word.lower())]
 
 
 # --- punctuation -------------------------------------------------------------------------------
@@ -604,13 +560,17 @@ def bare_words(sentence: str) -> list[str]:
     family="iftrain",
     instruction="Do not use any periods (the character .) in your response.",
     example=Example({}, "Tea, please!", "Tea, please."),
-    defect="Only the ASCII period is seen; repaired: also full-width ones and the ellipsis.",
+    defect="Only the ASCII period is seen.",
 )
 def punctuation_dot(text: Text) -> bool:
     return "." not in text.raw
 
 
-@repairs("punctuation:punctuation_dot")
+@repairs(
+    "punctuation:punctuation_dot",
+    "Sees full-width periods and the ellipsis character too.",
+    Contrast(wrongly_passes="Tea…"),
+)
 def no_dot_of_any_script(text: Text) -> bool:
     return not any(dot in text.raw for dot in ".…。．｡")
 
@@ -620,12 +580,16 @@ def no_dot_of_any_script(text: Text) -> bool:
     family="iftrain",
     instruction="Do not use any exclamation marks in your response.",
     example=Example({}, "Tea, please.", "Tea, please!"),
-    defect="Only the ASCII mark is seen; repaired: also full-width and doubled ones.",
+    defect="Only the ASCII mark is seen.",
 )
 def punctuation_exclamation(text: Text) -> bool:
     return "!" not in text.raw
 
 
-@repairs("punctuation:punctuation_exclamation")
+@repairs(
+    "punctuation:punctuation_exclamation",
+    "Sees full-width and doubled marks too.",
+    Contrast(wrongly_passes="Tea！"),
+)
 def no_exclamation_of_any_script(text: Text) -> bool:
     return not any(mark in text.raw for mark in "!！‼⁉﹗")

@@ -25,6 +25,9 @@ _TOKEN = re.compile(
 )
 
 
+_SPECIAL = re.compile(r"[\\^$.|?*+()\[{]|[^\x00-\x7f]")
+
+
 class PatternTimeout(RuntimeError):
     """A pattern from a keyword argument ran into its time limit."""
 
@@ -61,6 +64,11 @@ def _compiled_bounded(pattern: str, flags: int):
     return regex.compile(pattern, flags & (re.IGNORECASE | re.MULTILINE))
 
 
+def _occurs(word: str, text: str, flags: int) -> bool:
+    """Whether an ASCII word stands in an ASCII text: a quick no to most words."""
+    return word in text or bool(flags & re.IGNORECASE) and word.lower() in text.lower()
+
+
 def matches(
     before: str, raw: str, after: str, text: str, flags: int = 0
 ) -> Iterator[re.Match[str]]:
@@ -84,6 +92,8 @@ def matches(
     """
     pattern = before + raw + after
     compiled = _compiled(pattern, flags)
+    if text.isascii() and not _SPECIAL.search(raw) and not _occurs(raw, text, flags):
+        return iter(())
     growth = _growth(raw)
     if growth is not None:
         unbounded, bits = growth

@@ -82,22 +82,39 @@ class Param:
             raise ValueError("must not be empty")
         return value
 
+    def describe(self) -> str:
+        """Type, range and whether it is required, in words."""
+        types = self.type.__args__ if isinstance(self.type, UnionType) else (self.type,)
+        words = [" or ".join(_TYPE_NAMES[t] for t in types)]
+        if self.choices is not None:
+            words.append("one of " + ", ".join(map(str, self.choices)))
+        if self.minimum is not None:
+            words.append(f"at least {self.minimum}")
+        if not self.required:
+            words.append("optional")
+        return ", ".join(words)
+
+
+_TYPE_NAMES = {int: "an integer", float: "a number", str: "a string", list: "a list of strings"}
+
 
 def _as_type(value: Any, wanted: type | UnionType) -> Any:
     accepted = wanted.__args__ if isinstance(wanted, UnionType) else (wanted,)
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if int in accepted and is_number and float(value).is_integer():
+    if int in accepted and is_number and (isinstance(value, int) or value.is_integer()):
         return int(value)
     if float in accepted and is_number:
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise ValueError("is too large") from None
     if str in accepted and isinstance(value, str):
         return value
     if list in accepted and isinstance(value, (list, tuple)):
         if all(isinstance(item, str) for item in value):
             return list(value)
         raise ValueError("must be a list of strings")
-    names = {int: "an integer", float: "a number", str: "a string", list: "a list of strings"}
-    raise ValueError("must be " + " or ".join(names[t] for t in accepted))
+    raise ValueError("must be " + " or ".join(_TYPE_NAMES[t] for t in accepted))
 
 
 RELATION = Param(str, choices=RELATIONS)
@@ -113,12 +130,27 @@ class Example:
 
 
 @dataclass(frozen=True)
+class Contrast:
+    """Responses on which the published and the repaired check disagree; at least one is given.
+
+    `wrongly_passes` passes the published check only, `wrongly_fails` the repaired one only.
+    `kwargs` are those of the id's example unless given.
+    """
+
+    wrongly_passes: str | None = None
+    wrongly_fails: str | None = None
+    kwargs: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
 class Spec:
     """All that is known of one constraint id.
 
-    `instruction` is a ``str.format`` template over the keyword arguments; `defect` says what the
-    published check gets wrong and what the repaired one does (None: the same check serves both).
-    `ignores_extra` marks ids that upstream lets carry any keyword argument.
+    `instruction` is a ``str.format`` template over the keyword arguments. Where the published check
+    decides against what the instruction asks, `defect` says how, `repair` what the repaired one
+    does about it, and `contrast` shows it; all None: the same check serves both semantics.
+    `ignores_extra` marks ids that upstream lets carry any keyword argument; `needs` is called when
+    a constraint is built and raises ConstraintError where data that the check needs is missing.
     """
 
     id: str
@@ -129,7 +161,10 @@ class Spec:
     example: Example
     defect: str | None = None
     repaired: Callable[..., bool] | None = None
+    repair: str | None = None
+    contrast: Contrast | None = None
     ignores_extra: bool = False
+    needs: Callable[[], None] | None = None
 
     def checker_for(self, semantics: str) -> Callable[..., bool]:
         """The check of the given semantics, ``"published"`` or ``"repaired"``."""
@@ -195,6 +230,7 @@ def constraint(
     example: Example | None = None,
     defect: str | None = None,
     ignores_extra: bool = False,
+    needs: Callable[[], None] | None = None,
 ) -> Callable[[Callable[..., bool]], Callable[..., bool]]:
     """Register the decorated checker under `id`; several ids may share one checker."""
     if family not in FAMILIES:
@@ -212,20 +248,29 @@ def constraint(
             example=example or Example(),
             defect=defect,
             ignores_extra=ignores_extra,
+            needs=needs,
         )
         return checker
 
     return register
 
 
-def repairs(*ids: str) -> Callable[[Callable[..., bool]], Callable[..., bool]]:
-    """Register the decorated checker as the repaired one of `ids`; each must name its defect."""
+def repairs(
+    id: str, repair: str, contrast: Contrast
+) -> Callable[[Callable[..., bool]], Callable[..., bool]]:
+    """Register the decorated checker as the repaired one of `id`, which must name its defect.
+
+    `repair` says what it does differently, `contrast` gives responses that show it.
+    """
 
     def register(checker: Callable[..., bool]) -> Callable[..., bool]:
-        for id in ids:
-            if REGISTRY[id].defect is None:
-                raise ValueError(f"{id}: a repair needs the defect it repairs")
-            REGISTRY[id] = replace(REGISTRY[id], repaired=checker)
+        entry = REGISTRY[id]
+        if entry.defect is None:
+            raise ValueError(f"{id}: a repair needs the defect it repairs")
+        kwargs = entry.example.kwargs if contrast.kwargs is None else contrast.kwargs
+        REGISTRY[id] = replace(
+            entry, repaired=checker, repair=repair, contrast=replace(contrast, kwargs=kwargs)
+        )
         return checker
 
     return register
