@@ -8,12 +8,8 @@ BIN   := $(VENV)/bin
 STAMP := $(VENV)/.complete
 TORCH := $(shell grep '^torch==' constraints/cpu.txt)
 
-# Once set up, the small profiles need no network. A model from the hub (PROFILE=gpu or h100) does.
-ifeq ($(filter gpu h100,$(PROFILE)),)
+# Once set up, nothing needs a network. For a model or data set from the hub: HF_HUB_OFFLINE=0.
 HF_HUB_OFFLINE ?= 1
-else
-HF_HUB_OFFLINE ?= 0
-endif
 export HF_HUB_OFFLINE
 export HF_HUB_DISABLE_TELEMETRY = 1
 export TOKENIZERS_PARALLELISM = false
@@ -26,7 +22,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 help:
 	@echo "make reproduce   run the experiments of a profile, draw the figures, write the HTML report"
-	@echo "                 (PROFILE=$(PROFILE); others: ci, laptop, gpu, h100)"
+	@echo "                 (PROFILE=$(PROFILE); others: ci, laptop)"
 	@echo "make test        ruff, unit tests, doctests, and every notebook at the ci profile"
 	@echo "make lab         JupyterLab on the notebooks"
 	@echo "make env         only the environment in $(VENV)/ (the three above make it when it is missing)"
