@@ -92,6 +92,8 @@ def _load_punkt() -> PunktSentenceTokenizer:
 _punkt = _load_punkt()
 # Words whose period Punkt has to think about, whatever comes next.
 _DOUBTFUL = _punkt._params.abbrev_types | {first for first, _ in _punkt._params.collocations}
+# Punkt takes all numbers for one word, so one number stands for all in the memo.
+_NUMBER = re.compile(r"(?<!\S)\d+(?=\.?(?!\S))")
 _decide = lru_cache(maxsize=_MEMO_SIZE)(_punkt.text_contains_sentbreak)
 
 
@@ -116,9 +118,10 @@ def _is_break(word: str, after: str) -> bool:
     if word[-1] != ".":
         return True
     stem = word[:-1]
-    if len(stem) > 1 and stem.isascii() and stem.isalpha() and stem.lower() not in _DOUBTFUL:
-        return True  # An ordinary word, no initial and no number.
-    context = word + after
+    if len(stem) > 1 and stem.isascii() and stem.isalnum() and not stem.isdigit():
+        if stem.lower() not in _DOUBTFUL:
+            return True  # An ordinary word, no initial and no number.
+    context = _NUMBER.sub("1", word + after)
     if len(context) > _MEMO_MAX_CHARS:
         return _punkt.text_contains_sentbreak(context)
     return _decide(context)
@@ -181,21 +184,28 @@ def _pad(text: str, marks: str) -> str:
 
 def _treebank(text: str) -> list[str]:
     """Tokens of a short text: the rules in the order of NLTK's word tokenizer."""
-    text = _BACKTICKS.sub(r" \g<0> ", _pad(text, "«“‘„"))
-    text = re.sub('^"', "``", text).replace("``", " `` ")
-    text = _OPENING_DOUBLE.sub(r"\1 `` ", text)
-    text = _OPENING_SINGLE.sub("' ", text)
+    text = _pad(text, "«“‘„")
+    if "`" in text:
+        text = _BACKTICKS.sub(r" \g<0> ", text)
+    if text.startswith('"'):
+        text = "``" + text[1:]
+    text = text.replace("``", " `` ")
+    if '"' in text or "'" in text:
+        text = _OPENING_DOUBLE.sub(r"\1 `` ", text)
+        text = _OPENING_SINGLE.sub("' ", text)
     if "." in text:
         text = _FINAL_PERIOD.sub(r"\1 . \2 ", text)
-    text = _COLON_OR_COMMA.sub(r" \1 \2", text)
-    text = _FINAL_COLON_OR_COMMA.sub(r" \g<0> ", text)
+    if ":" in text or "," in text:
+        text = _COLON_OR_COMMA.sub(r" \1 \2", text)
+        text = _FINAL_COLON_OR_COMMA.sub(r" \g<0> ", text)
     if "." in text:
         text = _DOTS.sub(r" \g<0> ", text)
     text = _pad(text, ";@#$%&‒–—―")
     if "." in text:
         text = _LATE_FINAL_PERIOD.sub(r"\1 .\2 ", text)
     text = _pad(text, "?!")
-    text = _CLOSING_SINGLE.sub(r"\1 ' ", text)
+    if "'" in text:
+        text = _CLOSING_SINGLE.sub(r"\1 ' ", text)
     text = _pad(text, "*[](){}<>").replace("--", " -- ")
     text = _pad(f" {text} ", "»”’").replace("''", " '' ").replace('"', " '' ")
     if "'" in text:
@@ -207,32 +217,38 @@ def _treebank(text: str) -> list[str]:
     return text.split()
 
 
-def _is_plain(word: str) -> bool:
-    """Whether a word is one token wherever it stands."""
-    return word.isascii() and word.isalpha() and not _CONTRACTED.fullmatch(word)
+# What some rule acts on, a single final mark aside; text without it is cut at blanks only.
+_SPLITS = re.compile(
+    r"[«“‘„`\"':,;@#$%&‒–—―?!*\[\](){}<>»”’]|\.\.|--|cannot|gimme|gonna|gotta|lemme|wanna",
+    re.IGNORECASE,
+)
 
 
 def _inner_tokens(piece: str) -> tuple[str, ...]:
     """Tokens that a blank-separated piece has between two other words."""
-    if _is_plain(piece):
-        return (piece,)
-    if piece[-1:] in (",", ":", ";") and _is_plain(piece[:-1]):
-        return (piece[:-1], piece[-1])
-    if piece.isspace() or not piece:
-        return ()
+    if not _SPLITS.search(piece):
+        return tuple(piece.split())
+    if piece[-1] in ",:;" and not _SPLITS.search(piece, 0, len(piece) - 1):
+        return (*piece[:-1].split(), piece[-1])
     return tuple(_treebank(f"x {piece} x")[1:-1])
 
 
-_short_inner_tokens = lru_cache(maxsize=_VOCABULARY_SIZE)(_inner_tokens)
+def _plain_ending(piece: str) -> tuple[str, ...] | None:
+    """Tokens of the end of a sentence, if no rule but the one on the final mark acts on it."""
+    piece = piece.rstrip()
+    body, mark = (piece[:-1], piece[-1]) if piece[-1:] in (".", "?", "!") else (piece, "")
+    if _SPLITS.search(body) or body.endswith("."):
+        return None
+    return (*body.split(), *mark)
 
 
 def _last_tokens(piece: str) -> tuple[str, ...]:
     """Tokens of what stands behind the last blank of a sentence."""
-    if piece[-1] in ".?!" and _is_plain(piece[:-1]):
-        return (piece[:-1], piece[-1])
-    return tuple(_treebank(f"x {piece}")[1:])
+    tokens = _plain_ending(piece)
+    return tuple(_treebank(f"x {piece}")[1:]) if tokens is None else tokens
 
 
+_short_inner_tokens = lru_cache(maxsize=_VOCABULARY_SIZE)(_inner_tokens)
 _short_last_tokens = lru_cache(maxsize=_VOCABULARY_SIZE // 4)(_last_tokens)
 
 
@@ -249,7 +265,7 @@ def _split(sentence: str) -> list[str]:
     cut = len(body) - len(last)
     ending = sentence[cut:]
     if not sentence[:cut].strip():
-        return _treebank(sentence)
+        return list(_plain_ending(sentence) or _treebank(sentence))
     tokens: list[str] = []
     pieces = sentence[:cut].split(separator)
     if pieces[0][:1] in ('"', "'"):
