@@ -26,7 +26,7 @@ import submitit
 from filelock import FileLock
 
 from califkit.params import Execution, Params, Stage
-from califkit.runs import Run, open_run, runs_dir, write_json
+from califkit.runs import Run, open_run, write_json
 
 JOB = "job.json"
 
@@ -96,7 +96,7 @@ def job_list(profile: str, stages: Sequence[Stage]) -> list[dict[str, str]]:
     for stage in stages:
         run = open_run(profile, stage)
         state = "complete" if run.is_complete else "running" if _find_job(run) else "to do"
-        folder = str(run.folder.relative_to(runs_dir()))
+        folder = "/".join(run.folder.parts[-3:])
         rows.append({"stage": stage.kind, "name": stage.name, "state": state, "folder": folder})
     return rows
 
