@@ -372,7 +372,7 @@ def _arrows(ax: Axes, table: pd.DataFrame, metric: str) -> None:
             errors = {"xerr": along.at[method, "std"], "yerr": group.at[method, "std"]}
             _point(ax, x, y, method, source, **errors)
         if points and source == "paper":
-            anchor = points.get("base") or next(iter(points.values()))
+            anchor = points.get("calif") or next(iter(points.values()))
             place = {"xytext": (0, 9), "textcoords": "offset points", "ha": "center"}
             ax.annotate(f"{name} (paper)", anchor, fontsize=7.5, **place)
     ax.margins(0.27, 0.18)

@@ -121,7 +121,9 @@ def _is_break(word: str, after: str) -> bool:
     if len(stem) > 1 and stem.isascii() and stem.isalnum() and not stem.isdigit():
         if stem.lower() not in _DOUBTFUL:
             return True  # An ordinary word, no initial and no number.
-    context = _NUMBER.sub("1", word + after)
+    context = word + after
+    if stem.isdigit():
+        context = _NUMBER.sub("1", context)
     if len(context) > _MEMO_MAX_CHARS:
         return _punkt.text_contains_sentbreak(context)
     return _decide(context)
