@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from califkit import __version__, cli_verify
+from califkit import cli_verify
 from califkit.data import DataError
 from califkit.models import ModelError
 from califkit.params import Params, ParamsError, load_params
@@ -219,7 +219,7 @@ def version() -> None:
     """Versions of califkit and of the packages that can move a number."""
     from califkit.runs import versions
 
-    for name, number in ({"califkit": __version__} | versions()).items():
+    for name, number in versions().items():
         typer.echo(f"{name} {number}")
 
 

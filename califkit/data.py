@@ -79,12 +79,15 @@ class Loaded:
     source: str
 
     def summary(self) -> str:
-        """One line: rows, usable, left out by reason, without request, hash."""
+        """One line: rows, usable, chosen, without request, left out by reason, hash."""
         kinds = Counter(q.kind for q in self.quarantined)
         reasons = ", ".join(f"{kind}: {n}" for kind, n in kinds.most_common())
         flagged = sum(i.request_is_flagged for i in self.instances)
+        usable = self.n_rows - len(self.quarantined)
+        chosen = len(self.instances)
         return (
-            f"{self.source}: {self.n_rows} rows, {len(self.instances)} usable"
+            f"{self.source}: {self.n_rows} rows, {usable} usable"
+            + (f", {chosen} of them chosen" if chosen != usable else "")
             + (f" ({flagged} without a separate request)" if flagged else "")
             + f", {len(self.quarantined)} quarantined"
             + (f" ({reasons})" if reasons else "")

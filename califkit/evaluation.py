@@ -24,7 +24,7 @@ from califkit.params import Execution, ScoreStage
 from califkit.prompts import benchmark_prompts
 from califkit.rewards import ZONES, calif_reward, zones
 from califkit.runs import LOG, ROLLOUTS, RowLog, Run, open_run, read_jsonl
-from califkit.verifiers import Constraint, fraction_followed, verify_all
+from califkit.verifiers import Constraint, fraction_followed, strip_reasoning, verify_all
 
 SCORES = "scores.jsonl"
 NO_JUDGE = "not measured: no judge configured"
@@ -46,9 +46,9 @@ def score_responses(profile: str, stage: ScoreStage, execution: Execution) -> Ru
     """Stage: score the responses of one policy, generating them first if need be.
 
     Writes `SCORES`: ``key``, ``ids``, ``strict``, ``loose`` (lists parallel to ``ids``),
-    ``loglik``, ``request_is_flagged``, ``tokens``, ``distinct_2``, ``finish_reason``. ``loglik`` is
-    None for an answer without text. Raises `DataError` if the prompts are not those that the
-    responses answer.
+    ``loglik``, ``request_is_flagged``, ``tokens``, ``distinct_2``, ``finish_reason``. Verdicts are
+    of the answer without reasoning; ``loglik`` is None for an answer without text. Raises
+    `DataError` if the prompts are not those that the responses answer.
     """
     started = time.monotonic()
     run = open_run(profile, stage)
@@ -65,6 +65,11 @@ def score_responses(profile: str, stage: ScoreStage, execution: Execution) -> Ru
                 f"{responses.folder} answer prompts with sha256 {answered[:12]}"
             )
         instances = {instance.key: instance for instance in loaded.instances}
+        if unknown := [row["key"] for row in rows if row["key"] not in instances]:
+            raise DataError(
+                f"{responses.folder}: {len(unknown)} of {len(rows)} responses answer prompts that "
+                f"are not among those usable here, the first with key {unknown[0]!r}"
+            )
         semantics = stage.semantics
         folder = resolve(stage.responses.model)
         scorer = ReferenceScorer(
@@ -73,6 +78,7 @@ def score_responses(profile: str, stage: ScoreStage, execution: Execution) -> Ru
 
         def compute(number: int, unit: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             prompts = [instances[row["key"]] for row in unit]
+            answers = [strip_reasoning(row["response"]) for row in unit]
             loglik = scorer.score(
                 [prompt.x for prompt in prompts],
                 [row["token_ids"] if row["response"].strip() else [] for row in unit],
@@ -81,15 +87,15 @@ def score_responses(profile: str, stage: ScoreStage, execution: Execution) -> Ru
                 {
                     "key": row["key"],
                     "ids": [c.id for c in prompt.constraints],
-                    "strict": verify_all(prompt.constraints, row["response"], "strict", semantics),
-                    "loose": verify_all(prompt.constraints, row["response"], "loose", semantics),
+                    "strict": verify_all(prompt.constraints, answer, "strict", semantics),
+                    "loose": verify_all(prompt.constraints, answer, "loose", semantics),
                     "loglik": _or_none(value),
                     "request_is_flagged": prompt.request_is_flagged,
                     "tokens": row["n_tokens"],
                     "distinct_2": _or_none(metrics.distinct_2(row["token_ids"][: row["n_tokens"]])),
                     "finish_reason": row["finish_reason"],
                 }
-                for row, prompt, value in zip(unit, prompts, loglik, strict=True)
+                for row, prompt, answer, value in zip(unit, prompts, answers, loglik, strict=True)
             ]
 
         log = RowLog(run.folder / SCORES)
@@ -365,7 +371,9 @@ def score_texts(
         [*answer, end] if t.strip() else [] for answer, t in zip(ids, texts.values(), strict=True)
     ]
     loglik = scorer.score([request] * len(ids), answers)
-    r_ver = np.array([fraction_followed(constraints, text) for text in texts.values()])
+    r_ver = np.array(
+        [fraction_followed(constraints, text, unterminated="empty") for text in texts.values()]
+    )
     return pd.DataFrame(
         {
             "response": list(texts.values()),

@@ -4,7 +4,8 @@ One scorer serves the bounds l0 and l1 (offline) and the rollouts (inside the tr
 chat template, end-of-turn rule and precision are the same on both sides of every comparison.
 
 - Context: the request as a single user turn in the model's chat template with the generation
-  prompt, thinking switched off; no constraint, no added system prompt (paper section 2.5).
+  prompt, thinking switched off; no constraint, and no system prompt but the one that the template
+  itself may bring (paper section 2.5).
 - Answer: the token ids as generated, including the end-of-turn token when the model produced it.
 - Temperature 1, no truncation, log-softmax in float32, mean over answer tokens, natural log.
 - Rows are padded on the right with explicit position ids. Logits are made for answer positions

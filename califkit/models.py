@@ -77,15 +77,17 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 
 
 def load_model(folder: Path) -> PreTrainedModel:
-    """The model in evaluation mode: bfloat16 on a GPU, float32 on a CPU, where that is faster."""
+    """The model in evaluation mode, in float32 as the reference of a training run is.
+
+    Bounds and rollouts must be scored in one precision; bfloat16 is slow on a CPU besides.
+    """
     import torch
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # weights load in a moment; the bar only litters notebooks
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device).eval()
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device).eval()
 
 
 def _from_hub(name: str) -> Path:

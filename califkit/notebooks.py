@@ -207,8 +207,13 @@ def _checked(
 ) -> tuple[list[str], dict[str, Any], str]:
     """Selected names, parameters to inject and the profile's name, after all checks."""
     selected = select(names)
+    path = params_path(profile)
     name = load_params(profile).profile
-    parameters = read_params_file(params_path(profile))
+    if path.resolve() != params_path(name).resolve():
+        raise NotebookError(
+            f"{path}: notebooks read params/{name}.yaml; put the file there under that name"
+        )
+    parameters = read_params_file(path)
     for notebook in selected:
         check(_notebooks_dir() / f"{notebook}.ipynb", parameters)
     return selected, parameters, name

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from califkit import composer, data
 from califkit.params import DataSettings, EvaluationSettings
+from califkit.verifiers.registry import spec
 
 
 def training_prompts(settings: DataSettings) -> data.Loaded:
@@ -35,7 +36,10 @@ def benchmark_prompts(settings: EvaluationSettings) -> data.Loaded:
         loaded = _load(settings.benchmark, None, split="test")
     if settings.n_prompts is None:
         return loaded
-    chosen = data.select(loaded.instances, settings.n_prompts, settings.prompt_seed)
+    # A check that needs optional data (NLTK's tagger) may be usable here and not elsewhere; the
+    # chosen prompts must not depend on that.
+    pool = [i for i in loaded.instances if not any(spec(c.id).needs for c in i.constraints)]
+    chosen = data.select(pool, settings.n_prompts, settings.prompt_seed)
     return replace(loaded, instances=chosen)
 
 

@@ -14,16 +14,16 @@ open: an answer without text has no l and a prompt may lack a bound; both keep r
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from califkit.adapters import completion_text, read_constraints
 from califkit.likelihood import ReferenceScorer
 from califkit.metrics import distinct_2, nan_mean
-from califkit.verifiers import Constraint, fraction_followed
+from califkit.verifiers import fraction_followed
 
 ZONES = ("below", "inside", "above", "reversed", "unbounded")
 """Where l lies: relative to usual bounds; ``reversed`` for l0 > l1; ``unbounded`` if l, l0 or l1
@@ -101,8 +101,8 @@ class CalifReward:
     """Reward function for TRL's ``GRPOTrainer``: CaLIF, or the verifier fraction alone.
 
     The data set gives, beside ``prompt``, the columns ``request`` (x without its constraints),
-    ``constraints`` (JSON list of ``{"id", "kwargs"}``), and ``l0`` and ``l1``. After the trainer is
-    built, `bind` hands over the reference model that it holds for its KL term::
+    ``constraints`` (as `califkit.adapters.constraints_json` writes it), ``l0`` and ``l1``. After
+    the trainer is built, `bind` hands over the reference model that it holds for its KL term::
 
         reward = CalifReward(alpha=0.1)
         trainer = GRPOTrainer(model=path, reward_funcs=reward, args=config, train_dataset=rows)
@@ -115,6 +115,8 @@ class CalifReward:
         Size of the bonus; None gives IF-RLVR (the reward is r_ver, the zones are only logged).
     semantics
         ``published`` or ``repaired`` verdicts.
+    micro_batch
+        Rollouts in one forward pass of the reference.
     on_rollouts
         Called with the step and one dict a rollout, after each scoring; for logs.
     """
@@ -171,10 +173,10 @@ class CalifReward:
         """Rewards of a batch of rollouts, in the order given (TRL's calling convention)."""
         if self._scorer is None:
             raise RuntimeError("call reward.bind(trainer) before training starts")
-        texts = [_text(completion) for completion in completions]
+        texts = [completion_text(completion) for completion in completions]
         r_ver = np.array(
             [
-                fraction_followed(_parse(row), text, self.semantics, unterminated="empty")
+                fraction_followed(read_constraints(row), text, self.semantics, unterminated="empty")
                 for row, text in zip(constraints, texts, strict=True)
             ]
         )
@@ -232,20 +234,6 @@ class CalifReward:
         """Answer tokens without the end-of-turn token, which counts in l but not in a length."""
         ended = len(ids) > 0 and ids[-1] == self._scorer.tokenizer.eos_token_id
         return ids[:-1] if ended else ids
-
-
-def constraints_json(constraints: Sequence[Constraint]) -> str:
-    """The ``constraints`` column of one row."""
-    return json.dumps([{"id": c.id, "kwargs": dict(c.kwargs)} for c in constraints])
-
-
-def _parse(column: str) -> list[Constraint]:
-    return [Constraint(c["id"], c["kwargs"]) for c in json.loads(column)]
-
-
-def _text(completion: Any) -> str:
-    """Text of a completion: a string, or the last message of a conversation."""
-    return completion if isinstance(completion, str) else completion[-1]["content"]
 
 
 def _or_none(value: float) -> float | None:

@@ -23,11 +23,12 @@ from transformers import PrinterCallback, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 from trl import GRPOConfig, GRPOTrainer
 
+from califkit.adapters import constraints_json
 from califkit.anchors import AnchorError, compute_anchors, join_anchors, load_anchors
 from califkit.models import load_tokenizer, resolve
 from califkit.params import Execution, TrainStage
 from califkit.prompts import training_prompts
-from califkit.rewards import CalifReward, constraints_json
+from califkit.rewards import CalifReward
 from califkit.runs import LOG, ROLLOUTS, RowLog, Run, own_run
 
 POLICY = "policy"
@@ -95,6 +96,8 @@ def train(profile: str, stage: TrainStage, execution: Execution) -> Run:
             rows=len(log.steps.rows()),
             data=loaded.summary(),
             data_sha256=loaded.sha256,
+            semantics=reward.semantics,
+            device=trainer.model.device.type,
             trl_config=resolved_config(config, run.folder),
             threads=torch.get_num_threads(),
         )
@@ -145,7 +148,8 @@ def grpo_config(stage: TrainStage, execution: Execution, folder: Path) -> GRPOCo
         gradient_checkpointing=settings.gradient_checkpointing,
         bf16=on_gpu,
         use_cpu=not on_gpu,
-        model_init_kwargs={"dtype": "bfloat16" if on_gpu else "float32"},
+        # bfloat16 weights would swallow updates of this size; on a GPU autocast saves the time.
+        model_init_kwargs={"dtype": "float32"},
         chat_template_kwargs={"enable_thinking": False},
         logging_steps=1,
         save_steps=execution.save_every,

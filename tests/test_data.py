@@ -4,6 +4,7 @@ import gzip
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
@@ -323,6 +324,12 @@ def test_summary_counts_by_reason():
         f"(unknown id: 2, duplicate key: 1), sha256 {loaded.sha256[:12]}"
     )
     assert len(loaded.sha256) == 64
+
+
+def test_summary_tells_usable_rows_from_chosen_ones():
+    loaded = load_rows([eval_row("1"), eval_row("2"), eval_row("3")], "ours")
+    summary = replace(loaded, instances=select(loaded.instances, 2, seed=0)).summary()
+    assert summary.startswith("ours: 3 rows, 3 usable, 2 of them chosen (2 without ")
 
 
 # --- subsets --------------------------------------------------------------------------------------

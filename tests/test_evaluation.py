@@ -201,3 +201,22 @@ def test_responses_to_other_prompts_are_not_scored(stage):
         score_responses("test", stage, Execution())
     assert path in str(caught.value)
     assert not open_run("test", stage).is_complete
+
+
+def test_reasoning_is_not_judged(stage):
+    path = open_run("test", stage.responses).folder / RESPONSES
+    rows = read_jsonl(path)
+    rows[0]["response"] = "<think>a drink, with no comma</think>Iced tea"
+    rows[1]["response"] = "<think>The water never ends"
+    RowLog(path).keep(rows)
+    run = score_responses("test", stage, Execution())
+    scored = {row["key"]: row for row in read_jsonl(run.folder / SCORES)}
+    assert scored["7"]["strict"] == [True]
+    assert scored["3"]["loose"] == [False, False], "reasoning that never ends is no answer"
+
+
+def test_a_response_to_a_prompt_that_is_not_usable_here_is_named(stage):
+    path = open_run("test", stage.responses).folder / RESPONSES
+    RowLog(path).append([{"key": "gone", "response": "x"}])
+    with pytest.raises(DataError, match="1 of 4 responses .* first with key 'gone'"):
+        score_responses("test", stage, Execution())

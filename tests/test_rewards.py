@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from califkit.adapters import constraints_json
 from califkit.evaluation import training_table
 from califkit.likelihood import ReferenceScorer
 from califkit.rewards import (
     ZONES,
     CalifReward,
     calif_reward,
-    constraints_json,
     exceeds_ceiling,
     zones,
 )

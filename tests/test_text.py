@@ -99,10 +99,27 @@ messy_texts = st.one_of(
 )
 
 
+def std(pattern):
+    """The pattern on the standard `re`, as NLTK 3.9.2 has it."""
+    flags = re.IGNORECASE | re.MULTILINE | re.DOTALL | re.VERBOSE
+    return re.compile(pattern.pattern, pattern.flags & flags)
+
+
 @functools.cache
 def nltk_sentences():
     import punkt
-    from nltk.tokenize.punkt import PunktLanguageVars, PunktParameters, PunktSentenceTokenizer
+    from nltk.tokenize.punkt import (
+        PunktLanguageVars,
+        PunktParameters,
+        PunktSentenceTokenizer,
+        PunktToken,
+    )
+
+    class Token(PunktToken):
+        _RE_ELLIPSIS = std(PunktToken._RE_ELLIPSIS)
+        _RE_NUMERIC = std(PunktToken._RE_NUMERIC)
+        _RE_INITIAL = std(PunktToken._RE_INITIAL)
+        _RE_ALPHA = std(PunktToken._RE_ALPHA)
 
     class LanguageVars(PunktLanguageVars):
         _re_non_word_chars = r"(?:[)\";}\]\*:@\'\({\[!?])"
@@ -113,7 +130,10 @@ def nltk_sentences():
     params.collocations = set(map(tuple, tables.collocations))
     params.sent_starters = set(tables.sent_starters)
     params.ortho_context.update(tables.ortho_context)
-    return PunktSentenceTokenizer(params, lang_vars=LanguageVars()).tokenize
+    language = LanguageVars()
+    language._re_word_tokenizer = std(language._word_tokenizer_re())
+    language._re_period_context = std(language.period_context_re())
+    return PunktSentenceTokenizer(params, lang_vars=language, token_cls=Token).tokenize
 
 
 @functools.cache
@@ -122,9 +142,11 @@ def nltk_tokens():
 
     class Tokenizer(NLTKWordTokenizer):
         STARTING_QUOTES = [
-            *NLTKWordTokenizer.STARTING_QUOTES[:-1],
+            *((std(p), s) for p, s in NLTKWordTokenizer.STARTING_QUOTES[:-1]),
             (re.compile(r"(?i)(\')(?!re|ve|ll|m|t|s|d|n)(\w)\b"), r"\1 \2"),
         ]
+        PUNCTUATION = [(std(p), s) for p, s in NLTKWordTokenizer.PUNCTUATION]
+        ENDING_QUOTES = [(std(p), s) for p, s in NLTKWordTokenizer.ENDING_QUOTES]
 
     return Tokenizer().tokenize
 
