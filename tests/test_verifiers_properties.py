@@ -209,7 +209,7 @@ def test_hostile_texts_raise_nothing_and_take_linear_time(semantics, capsys):
             if before < 0.02:  # even a quadratic check would stay below 2 s
                 continue
             after = benchmark.cpu_seconds(constraint, long, "strict", semantics)
-            if after > 20 * before:
+            if after > 20 * max(before, 0.05):  # lists of a million items cost memory, too
                 wrong.append((constraint.id, name, before, after))
     assert wrong == []
     assert "error" not in capsys.readouterr().err
