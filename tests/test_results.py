@@ -1,0 +1,51 @@
+"""The runs recorded in results/ belong to the profile and the data of this version."""
+
+from califkit.params import load_params
+from califkit.prompts import training_prompts
+from califkit.runs import ROLLOUTS, open_run, own_run, read_jsonl, record_runs, results_dir
+
+
+def test_every_stage_of_the_laptop_profile_is_recorded(tmp_path, monkeypatch):
+    monkeypatch.setenv("CALIFKIT_RUNS", str(tmp_path))
+    settings = load_params("laptop").settings
+    scores = settings.score_stages()
+    stages = [
+        settings.anchor_stage(),
+        *settings.train_stages(),
+        *(stage.responses for stage in scores),
+        *scores,
+    ]
+    runs = [open_run("laptop", stage) for stage in stages]
+    assert all(run.is_complete and run.folder.is_relative_to(results_dir()) for run in runs)
+    assert not own_run("laptop", stages[0]).is_complete
+
+
+def test_recorded_training_used_the_prompts_that_are_composed_today():
+    settings = load_params("laptop").settings
+    loaded = training_prompts(settings.data)
+    for stage in [settings.anchor_stage(), *settings.train_stages()]:
+        assert open_run("laptop", stage).manifest()["data_sha256"] == loaded.sha256
+
+
+def test_recorded_rollouts_have_one_row_a_rollout():
+    settings = load_params("laptop").settings
+    rollouts = settings.training.prompts_per_step * settings.training.rollouts_per_prompt
+    for stage in settings.train_stages():
+        rows = read_jsonl(open_run("laptop", stage).folder / ROLLOUTS)
+        assert len(rows) == settings.training.steps * rollouts
+
+
+def test_recording_copies_rows_and_manifest_but_no_weights(tmp_path, monkeypatch):
+    monkeypatch.setenv("CALIFKIT_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setenv("CALIFKIT_ROOT", str(tmp_path))
+    run = tmp_path / "runs" / "tiny" / "training" / "calif-seed0-0123456789"
+    (run / "policy").mkdir(parents=True)
+    (run / "policy" / "model.safetensors").write_bytes(b"weights")
+    (run / "log.jsonl").write_text('{"step": 1}\n')
+    unfinished = run.with_name("calif-seed1-0123456789")
+    unfinished.mkdir()
+    (unfinished / "log.jsonl").write_text('{"step": 1}\n')
+    (run / "manifest.json").write_text("{}")
+    (folder,) = record_runs("tiny")
+    assert sorted(path.name for path in folder.iterdir()) == ["log.jsonl", "manifest.json"]
+    assert folder.is_relative_to(tmp_path / "results")
