@@ -209,7 +209,7 @@ def _checked(
     selected = select(names)
     path = params_path(profile)
     name = load_params(profile).profile
-    if path.resolve() != params_path(name).resolve():
+    if path.resolve() != (project_root() / "params" / f"{name}.yaml").resolve():
         raise NotebookError(
             f"{path}: notebooks read params/{name}.yaml; put the file there under that name"
         )

@@ -247,8 +247,15 @@ def test_an_error_of_the_file_system_is_told_in_one_line(refused, place, monkeyp
 
 def test_copies_that_would_lie_under_a_file(refused, place):
     (place / "file").write_text("mine")
-    error = refused("notebooks", "--profile", params(place), "--prepare", place / "file")
+    error = refused("notebooks", "--profile", "ci", "--prepare", place / "file")
     assert str(place / "file") in error
+
+
+def test_a_params_file_that_notebooks_would_not_read_is_refused(refused, place):
+    path = params(place)
+    error = refused("notebooks", "--profile", path, "--prepare", place / "copies")
+    assert str(path) in error and "params/test.yaml" in error
+    assert not (place / "copies").exists()
 
 
 # ---------------------------------------------------------------- compose
