@@ -73,6 +73,7 @@ def compute_anchors(profile: str, stage: AnchorStage, execution: Execution) -> R
         if not needed:
             return run
         loaded = training_prompts(stage.data)
+        run.pin_data(loaded.sha256)
         engine = TransformersEngine.load(stage.model)
         scorer = ReferenceScorer(engine.model, engine.tokenizer, execution.score_micro_batch)
         settings = stage.anchors

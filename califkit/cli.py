@@ -18,6 +18,7 @@ from califkit import cli_verify
 from califkit.data import DataError
 from califkit.models import ModelError
 from califkit.params import Params, ParamsError, load_params
+from califkit.runs import StaleRunError
 from califkit.verifiers import ConstraintError
 
 app = typer.Typer(
@@ -241,7 +242,14 @@ def main() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
         app()
-    except (Unusable, ParamsError, DataError, ModelError, ConstraintError) as error:
+    except (
+        Unusable,
+        ParamsError,
+        DataError,
+        ModelError,
+        ConstraintError,
+        StaleRunError,
+    ) as error:
         _fail(error, 2)
     except OSError as error:  # a folder that cannot be written, a model file that cannot be read
         named = f"{error.filename}: {error.strerror}" if error.filename else error

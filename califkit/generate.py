@@ -174,6 +174,7 @@ def generate_responses(profile: str, stage: GenerateStage, execution: Execution)
         if not needed:
             return run
         loaded = benchmark_prompts(stage.evaluation)
+        run.pin_data(loaded.sha256)
         folder = _policy_folder(profile, stage, execution)
         engine = TransformersEngine.load(folder)
         # Prompts of like length share a batch, which saves padding.

@@ -26,6 +26,7 @@ from filelock import FileLock
 from califkit.params import Stage, stage_hash
 
 MANIFEST = "manifest.json"
+DATA = "data.sha256"
 # Files of a training run, named here so that reading them does not import TRL.
 LOG = "log.jsonl"
 ROLLOUTS = "rollouts.jsonl"
@@ -62,6 +63,10 @@ def runs_dir() -> Path:
     return Path(os.environ.get("CALIFKIT_RUNS") or project_root() / "runs")
 
 
+class StaleRunError(ValueError):
+    """An unfinished run that was begun with other data."""
+
+
 @dataclass(frozen=True)
 class Run:
     """The folder of one stage."""
@@ -89,6 +94,21 @@ class Run:
         self.folder.mkdir(parents=True, exist_ok=True)
         with FileLock(self.folder / ".lock"):
             yield not self.is_complete
+
+    def pin_data(self, sha256: str) -> None:
+        """Note which data the stage works on, or refuse to continue it on other data.
+
+        A file of prompts may be edited between a kill and the next attempt; its name, which the
+        hash covers, stays the same.
+        """
+        path = self.folder / DATA
+        if not path.exists():
+            _replace(path, sha256 + "\n")
+        elif path.read_text(encoding="utf-8").strip() != sha256:
+            raise StaleRunError(
+                f"{self.folder}: was begun with other prompts than there are now; "
+                "delete the folder to begin again"
+            )
 
     def finish(self, started: float, **facts: Any) -> None:
         """Write the manifest, which declares the stage complete.

@@ -14,11 +14,13 @@ from califkit.anchors import (
     join_anchors,
     load_anchors,
 )
+from califkit.composer import compose
 from califkit.data import Instance
 from califkit.generate import Response, TransformersEngine
 from califkit.likelihood import ReferenceScorer
-from califkit.params import AnchorStage, DataSettings, Execution
-from califkit.runs import open_run, read_jsonl
+from califkit.params import AnchorStage, DataSettings, Execution, Settings
+from califkit.prompts import training_prompts
+from califkit.runs import RowLog, StaleRunError, open_run, read_jsonl
 from califkit.verifiers import Constraint
 
 CONSTRAINT = Constraint("punctuation:no_comma")
@@ -215,3 +217,24 @@ def test_bounds_of_an_incomplete_run_are_refused(compute, monkeypatch):
     (run.folder / "manifest.json").unlink()
     with pytest.raises(AnchorError, match=f"{run.folder} are not complete"):
         load_anchors(open_run("test", run.stage))
+
+
+def test_anchors_are_not_continued_with_edited_prompts(tmp_path, monkeypatch):
+    monkeypatch.setenv("CALIFKIT_RUNS", str(tmp_path / "runs"))
+    prompts = tmp_path / "prompts.jsonl"
+    ids = ["punctuation:no_comma"]
+    settings = Settings(
+        model="tiny-random-llama",
+        data={"source": str(prompts), "n_prompts": 2, "constraint_ids": ids},
+        training={"prompts_per_step": 2, "micro_batch_size": 8},
+    )
+    stage = settings.anchor_stage()
+    for seed in (0, 1):
+        prompts.unlink(missing_ok=True)
+        RowLog(prompts).append(compose(2, seed, constraint_ids=ids))
+        if seed == 0:  # begun, and killed before the first batch
+            run = open_run("tiny", stage)
+            run.folder.mkdir(parents=True)
+            run.pin_data(training_prompts(stage.data).sha256)
+    with pytest.raises(StaleRunError):
+        compute_anchors("tiny", stage, Execution())

@@ -193,3 +193,12 @@ def test_the_commit_is_marked_when_files_differ(tmp_path, monkeypatch):
     assert runs.git_commit() == git("rev-parse", "HEAD")[:12]
     (tmp_path / "package" / "runs.py").write_text("2")
     assert runs.git_commit() == git("rev-parse", "HEAD")[:12] + "+changes"
+
+
+def test_a_run_does_not_continue_on_other_data(run):
+    run.folder.mkdir(parents=True)
+    run.pin_data("a" * 64)
+    run.pin_data("a" * 64)
+    with pytest.raises(runs.StaleRunError, match="begun with other prompts") as refused:
+        run.pin_data("b" * 64)
+    assert str(run.folder) in str(refused.value)
