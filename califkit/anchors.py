@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from califkit.data import DataError, Instance
@@ -27,7 +26,7 @@ from califkit.generate import (
     unit_seed,
 )
 from califkit.likelihood import ReferenceScorer
-from califkit.metrics import nan_mean
+from califkit.metrics import nan_mean, none_if_nan
 from califkit.params import AnchorStage, Execution
 from califkit.prompts import training_prompts
 from califkit.runs import RowLog, Run, open_run
@@ -100,7 +99,7 @@ def compute_anchors(profile: str, stage: AnchorStage, execution: Execution) -> R
                     "token_ids": response.token_ids,
                     "n_tokens": response.n_tokens,
                     "finish_reason": response.finish_reason,
-                    "loglik": None if np.isnan(score) else float(score),
+                    "loglik": none_if_nan(score),
                     "r_ver": fraction_followed(
                         draw.instance.constraints, response.text, unterminated="empty"
                     ),

@@ -89,10 +89,12 @@ def score_responses(profile: str, stage: ScoreStage, execution: Execution) -> Ru
                     "ids": [c.id for c in prompt.constraints],
                     "strict": verify_all(prompt.constraints, answer, "strict", semantics),
                     "loose": verify_all(prompt.constraints, answer, "loose", semantics),
-                    "loglik": _or_none(value),
+                    "loglik": metrics.none_if_nan(value),
                     "request_is_flagged": prompt.request_is_flagged,
                     "tokens": row["n_tokens"],
-                    "distinct_2": _or_none(metrics.distinct_2(row["token_ids"][: row["n_tokens"]])),
+                    "distinct_2": metrics.none_if_nan(
+                        metrics.distinct_2(row["token_ids"][: row["n_tokens"]])
+                    ),
                     "finish_reason": row["finish_reason"],
                 }
                 for row, prompt, answer, value in zip(unit, prompts, answers, loglik, strict=True)
@@ -386,10 +388,6 @@ def score_texts(
         },
         index=list(texts),
     )
-
-
-def _or_none(value: float) -> float | None:
-    return None if np.isnan(value) else float(value)
 
 
 def _or_nan(value: float | None) -> float:

@@ -111,6 +111,11 @@ def nan_mean(values: ArrayLike) -> float:
     return float(present.mean()) if present.size else float("nan")
 
 
+def none_if_nan(value: float) -> float | None:
+    """A number as JSON can hold it: None where it is not defined."""
+    return None if np.isnan(value) else float(value)
+
+
 def _require(values: Sequence | np.ndarray, what: str) -> None:
     if len(values) == 0:
         raise ValueError(f"no {what} to average")

@@ -43,9 +43,6 @@ METRICS = ("prompt_loose", "response_quality", "loglik", "tokens", "distinct_2")
 JUDGE = "GPT-5.6 Sol"
 """Judge of the paper's response quality in Fig. 5 and Table 4 (1 to 10)."""
 
-IFBENCH_PROMPTS = 300
-EVALUATION_RUNS = 3
-
 TRAINING = {
     "steps": None,
     "prompts_per_step": 1024,

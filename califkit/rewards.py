@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike
 
 from califkit.adapters import completion_text, read_constraints
 from califkit.likelihood import ReferenceScorer
-from califkit.metrics import distinct_2, nan_mean
+from califkit.metrics import distinct_2, nan_mean, none_if_nan
 from califkit.verifiers import fraction_followed
 
 ZONES = ("below", "inside", "above", "reversed", "unbounded")
@@ -217,13 +217,13 @@ class CalifReward:
                     "key": keys[i],
                     "completion": texts[i],
                     "r_ver": float(r_ver[i]),
-                    "loglik": _or_none(likelihood[i]),
-                    "l0": _or_none(lower[i]),
-                    "l1": _or_none(upper[i]),
+                    "loglik": none_if_nan(likelihood[i]),
+                    "l0": none_if_nan(lower[i]),
+                    "l1": none_if_nan(upper[i]),
                     "zone": str(zone[i]),
                     "reward": float(rewards[i]),
                     "tokens": int(lengths[i]),
-                    "distinct_2": _or_none(repetition[i]),
+                    "distinct_2": none_if_nan(repetition[i]),
                 }
                 for i in range(len(texts))
             ]
@@ -234,7 +234,3 @@ class CalifReward:
         """Answer tokens without the end-of-turn token, which counts in l but not in a length."""
         ended = len(ids) > 0 and ids[-1] == self._scorer.tokenizer.eos_token_id
         return ids[:-1] if ended else ids
-
-
-def _or_none(value: float) -> float | None:
-    return None if np.isnan(value) else float(value)

@@ -112,8 +112,6 @@ def test_deviations_distinct_2_and_conditions_are_those_of_the_paper(reference):
     for method in ("base", "calif", "direct"):
         assert paper.value("qwen3-1.7b", method, "distinct_2") == text[f"distinct2_{method}"]
     assert reference["judges"]["fig5"] == [paper.JUDGE]
-    assert reference["evaluation"]["n_prompts_inferred"]["ifbench"] == paper.IFBENCH_PROMPTS
-    assert reference["evaluation"]["runs"] == paper.EVALUATION_RUNS
     training = reference["training"]
     assert training["global_batch_size"] == paper.TRAINING["prompts_per_step"]
     assert training["rollouts_per_prompt"] == paper.TRAINING["rollouts_per_prompt"]

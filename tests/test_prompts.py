@@ -7,10 +7,14 @@ from califkit.params import EvaluationSettings, load_params
 
 
 @pytest.mark.parametrize("tagger", [True, False])
-def test_chosen_test_prompts_do_not_depend_on_optional_data(tagger, monkeypatch, shared):
+def test_chosen_test_prompts_do_not_depend_on_optional_data(tagger, monkeypatch, request):
     if tagger:
-        monkeypatch.setenv("NLTK_DATA", str(shared / "nltk_data"))
+        import nltk
+
+        folder = request.getfixturevalue("shared") / "nltk_data"
+        monkeypatch.setattr(nltk.data, "path", [str(folder)])
     usable = data.load_ifbench_wheel().instances
+    assert len(usable) == 293 or not tagger
     settings = EvaluationSettings(n_prompts=64)
     chosen = {instance.key for instance in prompts.benchmark_prompts(settings).instances}
     without = [i for i in usable if all(c.id != "words:start_verb" for c in i.constraints)]

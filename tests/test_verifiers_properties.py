@@ -197,7 +197,7 @@ def test_the_analysis_of_a_long_response_is_not_kept():
 @pytest.mark.slow
 @pytest.mark.parametrize("semantics", SEMANTICS)
 def test_hostile_texts_raise_nothing(semantics):
-    """A quadratic check would not get through these in minutes; speed itself is benchmarked."""
+    """All patterns of the benchmark, which measures the speed; here only the verdicts count."""
     benchmark = load_benchmark()
     wrong = []
     for name in benchmark.PATTERNS:
