@@ -17,7 +17,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from califkit.rewards import CalifReward
+    from califkit.trl_reward import CalifReward
     from califkit.verifiers import Constraint, verify
 
 __version__ = "0.1.0"
@@ -25,7 +25,7 @@ __version__ = "0.1.0"
 __all__ = ["CalifReward", "Constraint", "__version__", "verify"]
 
 _HOME = {
-    "CalifReward": "califkit.rewards",
+    "CalifReward": "califkit.trl_reward",
     "Constraint": "califkit.verifiers",
     "verify": "califkit.verifiers",
 }

@@ -74,7 +74,7 @@ def compute_anchors(profile: str, stage: AnchorStage, execution: Execution) -> R
         loaded = training_prompts(stage.data)
         run.pin_data(loaded.sha256)
         engine = TransformersEngine.load(stage.model)
-        scorer = ReferenceScorer(engine.model, engine.tokenizer, execution.score_micro_batch)
+        scorer = ReferenceScorer(engine.model, engine.tokenizer, execution.tokens_per_pass)
         settings = stage.anchors
         draws = [
             _Draw(instance, side, number)

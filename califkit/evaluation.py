@@ -73,7 +73,7 @@ def score_responses(profile: str, stage: ScoreStage, execution: Execution) -> Ru
         semantics = stage.semantics
         folder = resolve(stage.responses.model)
         scorer = ReferenceScorer(
-            load_model(folder), load_tokenizer(folder), execution.score_micro_batch
+            load_model(folder), load_tokenizer(folder), execution.tokens_per_pass
         )
 
         def compute(number: int, unit: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

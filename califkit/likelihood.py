@@ -44,12 +44,16 @@ class ReferenceScorer:
         left as it was found; no gradient is kept.
     tokenizer
         Its tokenizer, with a chat template.
-    micro_batch
-        Rows in one forward pass. It bounds memory and does not change results beyond rounding.
+    tokens_per_pass
+        Padded tokens in one forward pass (one row at least). It bounds memory and does not change
+        results beyond rounding.
     """
 
     def __init__(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, micro_batch: int = 8
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        tokens_per_pass: int = 2048,
     ) -> None:
         for name in _RESCALED_LOGITS:
             factor = getattr(model.config.get_text_config(), name, None)
@@ -60,7 +64,7 @@ class ReferenceScorer:
                 )
         self.model = model
         self.tokenizer = tokenizer
-        self.micro_batch = micro_batch
+        self.tokens_per_pass = tokens_per_pass
 
     def prefix_ids(self, request: str) -> list[int]:
         """Token ids of the request in the chat template, up to where the answer begins."""
@@ -94,11 +98,23 @@ class ReferenceScorer:
         scored = [i for i, (_, answer) in enumerate(rows) if answer]
         # Rows of like length share a micro-batch: less padding, same numbers.
         scored.sort(key=lambda i: len(rows[i][0]) + len(rows[i][1]))
-        for start in range(0, len(scored), self.micro_batch):
-            index = scored[start : start + self.micro_batch]
+        for index in self._passes(scored, rows):
             for i, log_probs in zip(index, self._log_probs([rows[i] for i in index]), strict=True):
                 result[i] = log_probs.double().mean().item()
         return result
+
+    def _passes(
+        self, scored: list[int], rows: list[tuple[list[int], list[int]]]
+    ) -> list[list[int]]:
+        """Rows of one pass each, from rows in order of their length."""
+        passes: list[list[int]] = []
+        for i in scored:
+            length = len(rows[i][0]) + len(rows[i][1])
+            if passes and (len(passes[-1]) + 1) * length <= self.tokens_per_pass:
+                passes[-1].append(i)
+            else:
+                passes.append([i])
+        return passes
 
     def _log_probs(self, rows: list[tuple[list[int], list[int]]]) -> list[torch.Tensor]:
         """Log-probability of every answer token: one 1-D float32 tensor a row."""

@@ -33,8 +33,21 @@ from pydantic import (
     model_validator,
 )
 
-Method = Literal["if_rlvr", "calif"]
-"""Reward of a training run: the verifier fraction alone, or the calibrated one."""
+Method = Literal[
+    "if_rlvr",
+    "calif",
+    "direct_bonus",
+    "no_lower",
+    "no_upper",
+    "no_lower_dev",
+    "no_upper_dev",
+    "inner_region",
+    "outer_region",
+]
+"""Reward of a training run; `califkit.rewards.RewardRule` says what each one pays."""
+
+REGION_METHODS = ("inner_region", "outer_region")
+"""Methods whose bounds are ends of confidence intervals over several draws a side (section 6)."""
 
 Semantics = Literal["published", "repaired"]
 """Verdicts of the published code, or with its named defects repaired."""
@@ -111,9 +124,45 @@ class AnchorSettings(Frozen):
     seed: Seed = 0
 
 
+class RewardOptions(Frozen):
+    """Departures from the paper's rule that its authors' own findings suggest; all off by default.
+
+    ``reversed_bounds = keep`` pays r_ver wherever l0 > l1, also above l1. ``ceiling_margin`` (nats)
+    zeroes only above l1 + margin and lets the bonus region reach up to there.
+    ``bonus_requires_compliant_anchor`` pays no bonus where the constrained anchor violates its own
+    constraints.
+    """
+
+    reversed_bounds: Literal["keep"] | None = None
+    ceiling_margin: Positive | None = None
+    bonus_requires_compliant_anchor: bool = False
+
+
+class LoraSettings(Frozen):
+    """Low-rank adapters on the linear layers of the blocks, never on the language-model head."""
+
+    r: Count = 16
+    alpha: Count = 32
+    dropout: Share = 0.0
+    target_modules: tuple[str, ...] | Literal["all-linear"] = "all-linear"
+
+    @field_validator("target_modules")
+    @classmethod
+    def _not_the_head(cls, value: Any) -> Any:
+        if {"lm_head", "embed_tokens"} & set(value if isinstance(value, tuple) else ()):
+            raise ValueError(
+                "an adapter on the head or the embeddings cannot be scored through the frozen head"
+            )
+        return value
+
+
 class TrainingSettings(Frozen):
     """GRPO. Defaults are the paper's where it states them (section 3) and its development code's
-    where it does not; ``steps`` counts optimiser steps of ``prompts_per_step`` prompts each."""
+    where it does not; ``steps`` counts optimiser steps of ``prompts_per_step`` prompts each.
+
+    ``lora`` None trains all weights. ``use_vllm`` draws the rollouts with vLLM inside the trainer
+    (GPU). ``drop_degenerate`` leaves out prompts whose anchors are loops, nearly empty or missing.
+    """
 
     steps: Count = 364
     prompts_per_step: Count = 1024
@@ -131,6 +180,9 @@ class TrainingSettings(Frozen):
     scale_rewards: Literal["group", "batch", "none"] = "group"
     micro_batch_size: Count = 8
     gradient_checkpointing: bool = True
+    lora: LoraSettings | None = None
+    use_vllm: bool = False
+    drop_degenerate: bool = False
 
     @model_validator(mode="after")
     def _consistent(self) -> TrainingSettings:
@@ -144,11 +196,6 @@ class TrainingSettings(Frozen):
             raise ValueError(
                 f"temperature = {self.temperature}: the bounds l0 and l1 are likelihoods at "
                 "temperature 1, so rollouts must be drawn at 1.0"
-            )
-        if self.beta == 0:
-            raise ValueError(
-                "beta = 0: without the KL term the trainer holds no reference model to score "
-                "rollouts with"
             )
         return self
 
@@ -168,11 +215,17 @@ class EvaluationSettings(ResponseSettings):
     semantics: Semantics = "published"
 
 
+Engine = Literal["vllm"] | None
+"""What draws responses; None is ``model.generate`` of transformers."""
+
+
 class AnchorStage(Frozen):
     """l0 and l1 of every training prompt under the frozen reference."""
 
     kind: ClassVar[str] = "anchors"
     model: str
+    thinking: bool = False
+    engine: Engine = None
     data: DataSettings
     anchors: AnchorSettings
 
@@ -182,12 +235,14 @@ class AnchorStage(Frozen):
 
 
 class TrainStage(Frozen):
-    """One GRPO run. ``alpha`` is None for a method that has no bonus, so it cannot split runs."""
+    """One GRPO run. What a method does not use (``alpha``, ``reward``) is None, so that it cannot
+    split runs."""
 
     kind: ClassVar[str] = "training"
     method: Method
     seed: Seed
     alpha: Positive | None
+    reward: RewardOptions | None = None
     anchors: AnchorStage
     training: TrainingSettings
 
@@ -201,6 +256,8 @@ class GenerateStage(Frozen):
 
     kind: ClassVar[str] = "generation"
     model: str
+    thinking: bool = False
+    engine: Engine = None
     policy: TrainStage | None
     evaluation: ResponseSettings
     seed: Seed
@@ -231,13 +288,23 @@ Stage = AnchorStage | TrainStage | GenerateStage | ScoreStage
 
 
 class Execution(Frozen):
-    """How the work is carried out; nothing here changes what comes out, so it is not hashed."""
+    """How the work is carried out; nothing here changes what comes out, so it is not hashed.
+
+    ``processes`` is their number in one job (ranks of a training run, shards of anchors),
+    ``workers`` the number of local jobs at a time. ``tokens_per_pass`` bounds the memory of the
+    scorer. ``deepspeed`` is the path of a DeepSpeed configuration, ``report_to`` lists trackers
+    beside the log that is always written.
+    """
 
     cluster: Literal["local", "slurm"] = "local"
     workers: Count | None = None
+    processes: Count = 1
     memory_per_worker_gb: Positive = 6.0
     save_every: Count = 10
-    score_micro_batch: Count = 8
+    keep_checkpoints: Count = 1
+    tokens_per_pass: Count = 2048
+    deepspeed: str | None = None
+    report_to: tuple[Literal["trackio", "wandb", "tensorboard"], ...] = ()
     slurm: dict[str, Any] = {}
 
 
@@ -245,8 +312,12 @@ class Settings(Frozen):
     """The ``settings`` tree of a params file."""
 
     model: str = "smollm2-135m-instruct"
+    thinking: bool = False
+    engine: Engine = None
     methods: tuple[Method, ...] = ("if_rlvr", "calif")
     alpha: Positive = 0.1
+    reward: RewardOptions = RewardOptions()
+    region_draws: Annotated[int, Field(ge=2)] = 8
     train_seeds: tuple[Seed, ...] = (0,)
     eval_seeds: tuple[Seed, ...] = (0, 1, 2)
     data: DataSettings = DataSettings()
@@ -279,15 +350,26 @@ class Settings(Frozen):
             )
         return self
 
-    def anchor_stage(self) -> AnchorStage:
-        return AnchorStage(model=self.model, data=self.data, anchors=self.anchors)
+    def anchor_stage(self, method: str = "calif") -> AnchorStage:
+        """The bounds that a method needs: the region methods take `region_draws` draws a side."""
+        anchors = self.anchors
+        if method in REGION_METHODS:
+            anchors = anchors.model_copy(update={"draws": self.region_draws})
+        return AnchorStage(
+            model=self.model,
+            thinking=self.thinking,
+            engine=self.engine,
+            data=self.data,
+            anchors=anchors,
+        )
 
     def train_stage(self, method: str, seed: int) -> TrainStage:
         return TrainStage(
             method=method,
             seed=seed,
-            alpha=self.alpha if method == "calif" else None,
-            anchors=self.anchor_stage(),
+            alpha=None if method == "if_rlvr" else self.alpha,
+            reward=self.reward if method in ("calif", *REGION_METHODS) else None,
+            anchors=self.anchor_stage(method),
             training=self.training,
         )
 
@@ -301,7 +383,14 @@ class Settings(Frozen):
         how = ResponseSettings(**self.evaluation.model_dump(exclude={"semantics"}))
         return [
             ScoreStage(
-                responses=GenerateStage(model=self.model, policy=policy, evaluation=how, seed=seed),
+                responses=GenerateStage(
+                    model=self.model,
+                    thinking=self.thinking,
+                    engine=self.engine,
+                    policy=policy,
+                    evaluation=how,
+                    seed=seed,
+                ),
                 semantics=self.evaluation.semantics,
             )
             for policy in [None, *self.train_stages()]
@@ -318,9 +407,19 @@ class Params(Frozen):
 
 
 def stage_hash(stage: Stage) -> str:
-    """Ten hexadecimal digits that identify a stage by all settings that can change its result."""
-    canonical = json.dumps(stage.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+    """Ten hexadecimal digits that identify a stage by all settings that can change its result.
+
+    An option that is off (None or False) does not enter, so that a new option leaves the runs made
+    before it valid.
+    """
+    settings = _without_off(stage.model_dump(mode="json"))
+    canonical = json.dumps(settings, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(f"{stage.kind}:{canonical}".encode()).hexdigest()[:10]
+
+
+def _without_off(settings: dict[str, Any]) -> dict[str, Any]:
+    kept = {k: _without_off(v) if isinstance(v, dict) else v for k, v in settings.items()}
+    return {k: v for k, v in kept.items() if v is not None and v is not False and v != {}}
 
 
 def load_params(profile: str | Path = "cpu", settings: dict[str, Any] | None = None) -> Params:

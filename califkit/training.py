@@ -28,8 +28,8 @@ from califkit.anchors import AnchorError, compute_anchors, join_anchors, load_an
 from califkit.models import load_tokenizer, resolve
 from califkit.params import Execution, TrainStage
 from califkit.prompts import training_prompts
-from califkit.rewards import CalifReward
 from califkit.runs import LOG, ROLLOUTS, RowLog, Run, own_run
+from califkit.trl_reward import CalifReward
 
 POLICY = "policy"
 CHECKPOINTS = "checkpoints"
@@ -68,7 +68,7 @@ def train(profile: str, stage: TrainStage, execution: Execution) -> Run:
         log = TrainingLog(run.folder, stage.training.steps, f"train {stage.name}")
         reward = CalifReward(
             alpha=stage.alpha,
-            micro_batch=execution.score_micro_batch,
+            tokens_per_pass=execution.tokens_per_pass,
             on_rollouts=log.add_rollouts,
         )
         folder = resolve(stage.anchors.model)

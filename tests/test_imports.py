@@ -106,7 +106,7 @@ def test_importing_a_light_module_loads_nothing_heavy(module):
     [
         ("Constraint", "califkit.verifiers"),
         ("verify", "califkit.verifiers"),
-        ("CalifReward", "califkit.rewards"),
+        ("CalifReward", "califkit.trl_reward"),
     ],
 )
 def test_exported_names_are_found_on_first_use(name, module):

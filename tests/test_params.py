@@ -161,7 +161,10 @@ def test_an_unknown_key_is_refused_at_the_top(write):
             ["settings.training: ", "= 9 rollouts", "micro_batch_size = 2"],
         ),
         ({"training": {"temperature": 0.7}}, ["settings.training: ", "temperature = 0.7"]),
-        ({"training": {"beta": 0}}, ["settings.training: ", "beta = 0", "reference"]),
+        (
+            {"training": {"lora": {"target_modules": ["q_proj", "lm_head"]}}},
+            ["settings.training.lora.target_modules", "head"],
+        ),
         (
             {"data": {"n_prompts": 7}, "training": {"prompts_per_step": 8}},
             ["data.n_prompts = 7", "training.prompts_per_step = 8"],
@@ -253,6 +256,11 @@ ANCHORS, ALL = {"anchors", "training", "policies"}, {"anchors", "training", "pol
 TRAINED, RESPONSES = {"training", "policies"}, {"policies", "base"}
 CHANGES = {
     "model": ("other/model", ALL),
+    "thinking": (True, ALL),
+    "engine": ("vllm", ALL),
+    "reward.reversed_bounds": ("keep", TRAINED),
+    "reward.ceiling_margin": (0.5, TRAINED),
+    "reward.bonus_requires_compliant_anchor": (True, TRAINED),
     "data.source": ("hub:a/b", ANCHORS),
     "data.n_prompts": (2000, ANCHORS),
     "data.min_constraints": (2, ANCHORS),
@@ -283,6 +291,9 @@ CHANGES = {
     "training.scale_rewards": ("none", TRAINED),
     "training.micro_batch_size": (16, TRAINED),
     "training.gradient_checkpointing": (False, TRAINED),
+    "training.lora": ({"r": 8}, TRAINED),
+    "training.use_vllm": (True, TRAINED),
+    "training.drop_degenerate": (True, TRAINED),
     "evaluation.benchmark": ("rows.jsonl", RESPONSES),
     "evaluation.n_prompts": (10, RESPONSES),
     "evaluation.prompt_seed": (1, RESPONSES),
@@ -295,11 +306,16 @@ CHANGES = {
     "execution.workers": (2, set()),
     "execution.memory_per_worker_gb": (1.0, set()),
     "execution.save_every": (1, set()),
-    "execution.score_micro_batch": (1, set()),
+    "execution.processes": (2, set()),
+    "execution.keep_checkpoints": (3, set()),
+    "execution.tokens_per_pass": (1, set()),
+    "execution.deepspeed": ("zero3.json", set()),
+    "execution.report_to": (["trackio"], set()),
     "execution.slurm": ({"slurm_partition": "gpu"}, set()),
 }
 # These have tests of their own below.
 ELSEWHERE = {"alpha", "methods", "train_seeds", "eval_seeds", "evaluation.semantics"}
+ELSEWHERE |= {"region_draws"}
 # One temperature only, so that l0 and l1 bound the rollouts.
 ELSEWHERE |= {"training.temperature"}
 
@@ -349,6 +365,35 @@ def test_alpha_splits_calif_runs_only(write):
     assert stage_hash(one.train_stage("calif", 0)) != stage_hash(two.train_stage("calif", 0))
     assert stage_hash(one.train_stage("if_rlvr", 0)) == stage_hash(two.train_stage("if_rlvr", 0))
     assert one.train_stage("if_rlvr", 0).alpha is None
+
+
+def test_options_of_the_calibrated_rule_do_not_split_other_runs(write):
+    plain, changed = (
+        load_params(write({"reward": reward})).settings
+        for reward in ({}, {"reversed_bounds": "keep"})
+    )
+    for method in ("if_rlvr", "direct_bonus", "no_lower", "no_upper"):
+        stages = [settings.train_stage(method, 0) for settings in (plain, changed)]
+        assert stage_hash(stages[0]) == stage_hash(stages[1]), method
+    for method in ("calif", "inner_region", "outer_region"):
+        stages = [settings.train_stage(method, 0) for settings in (plain, changed)]
+        assert stage_hash(stages[0]) != stage_hash(stages[1]), method
+
+
+def test_region_methods_take_eight_draws_and_the_others_what_is_set(write):
+    settings = load_params(write({})).settings
+    assert settings.train_stage("calif", 0).anchors.anchors.draws == 1
+    assert settings.train_stage("inner_region", 0).anchors.anchors.draws == 8
+    assert settings.train_stage("outer_region", 0).anchors == settings.anchor_stage("inner_region")
+    four = load_params(write({"region_draws": 4})).settings
+    assert four.train_stage("outer_region", 0).anchors.anchors.draws == 4
+    assert four.anchor_stage() == settings.anchor_stage()
+
+
+def test_an_option_that_is_off_leaves_older_runs_valid(write):
+    stage = load_params(write({})).settings.train_stage("calif", 0)
+    older = stage.model_copy(update={"reward": None})  # before the options existed
+    assert stage_hash(older) == stage_hash(stage)
 
 
 def test_methods_and_seeds_have_hashes_of_their_own(write):

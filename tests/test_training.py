@@ -130,7 +130,7 @@ class TestLogs:
         """Every rollout of every step scored again by a fresh scorer, and one answer after it."""
         run, trainer = trained.runs[method], trained.trainers[method]
         folder = resolve(run.stage.anchors.model)
-        offline = ReferenceScorer(load_model(folder), load_tokenizer(folder), micro_batch=1)
+        offline = ReferenceScorer(load_model(folder), load_tokenizer(folder), tokens_per_pass=1)
         assert len(trained.scored[method]) == STEPS
         online = []
         for requests, answers, values in trained.scored[method]:
