@@ -31,11 +31,11 @@ METHODS = {
     "base": "base",
     "if_rlvr": "IF-RLVR",
     "calif": "CaLIF",
-    "direct": "direct likelihood bonus",
+    "direct_bonus": "direct likelihood bonus",
     "no_lower": "CaLIF without lower bound",
     "no_upper": "CaLIF without upper bound",
-    "inner_ci95": "CaLIF, inner 95 % region",
-    "outer_ci95": "CaLIF, outer 95 % region",
+    "inner_region": "CaLIF, inner 95 % region",
+    "outer_region": "CaLIF, outer 95 % region",
 }
 
 METRICS = ("prompt_loose", "response_quality", "loglik", "tokens", "distinct_2")
