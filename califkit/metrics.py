@@ -90,6 +90,78 @@ def bootstrap_interval(
     return float(low), float(high)
 
 
+TRANSITIONS = ("pass_to_pass", "fail_to_pass", "pass_to_fail", "fail_to_fail")
+"""Verdict of the base policy, then of the trained one, on the same prompt."""
+
+
+def transitions(base: ArrayLike, trained: ArrayLike) -> np.ndarray:
+    """Which of `TRANSITIONS` each prompt made.
+
+    Parameters
+    ----------
+    base, trained
+        Whether the response of each policy passes, shape (prompts,), in the same order.
+
+    Returns
+    -------
+    numpy.ndarray
+        Strings, shape (prompts,).
+    """
+    base, trained = np.asarray(base, dtype=bool), np.asarray(trained, dtype=bool)
+    if base.shape != trained.shape:
+        raise ValueError(f"{base.size} base verdicts, but {trained.size} of the trained policy")
+    conditions = [base & trained, ~base & trained, base & ~trained]
+    return np.select(conditions, TRANSITIONS[:3], default=TRANSITIONS[3])
+
+
+def change_by_transition(
+    base: ArrayLike, trained: ArrayLike, change: ArrayLike
+) -> dict[str, tuple[float, int]]:
+    """Mean change and number of prompts in each transition (paper, Table 2).
+
+    ``change`` is a per-prompt difference, trained minus base (response quality in the paper); NaN
+    where either side was not measured, which leaves the prompt out. An empty group has mean NaN.
+    """
+    which = transitions(base, trained)
+    change = np.asarray(change, dtype=float)
+    if change.shape != which.shape:
+        raise ValueError(f"{change.size} changes, but {which.size} prompts")
+    found = {name: change[(which == name) & ~np.isnan(change)] for name in TRANSITIONS}
+    return {name: (nan_mean(values), len(values)) for name, values in found.items()}
+
+
+def pair_outcome(first_order: str | None, second_order: str | None) -> str:
+    """Outcome of a pair for method A, judged in both orders (paper, Table 5).
+
+    ``first_order`` is the verdict with A's response first, ``second_order`` with B's first; each
+    ``first``, ``second``, ``tie``, or None for an invalid verdict. A win or a loss needs both
+    orders to name the same method; everything else is a tie.
+
+    >>> pair_outcome("first", "second"), pair_outcome("second", "first")
+    ('win', 'loss')
+    >>> pair_outcome("first", "first"), pair_outcome("first", None)
+    ('tie', 'tie')
+    """
+    for verdict in (first_order, second_order):
+        if verdict not in ("first", "second", "tie", None):
+            raise ValueError(f"a verdict is first, second, tie or None, not {verdict!r}")
+    return {("first", "second"): "win", ("second", "first"): "loss"}.get(
+        (first_order, second_order), "tie"
+    )
+
+
+def adjusted_win_rate(wins: int, ties: int, losses: int) -> float:
+    """(wins + ties / 2) / pairs, in percent; a tie counts half (paper, Table 5).
+
+    >>> adjusted_win_rate(229, 34, 37)
+    82.0
+    """
+    pairs = wins + ties + losses
+    if pairs == 0 or min(wins, ties, losses) < 0:
+        raise ValueError(f"no pairs to average: {wins} wins, {ties} ties, {losses} losses")
+    return 100.0 * (wins + ties / 2) / pairs
+
+
 def mean_and_std(runs: ArrayLike) -> tuple[float, float]:
     """Mean and sample standard deviation (n - 1) of run-level scores, shape (runs,).
 

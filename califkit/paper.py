@@ -36,9 +36,31 @@ METHODS = {
     "no_upper": "CaLIF without upper bound",
     "inner_region": "CaLIF, inner 95 % region",
     "outer_region": "CaLIF, outer 95 % region",
+    "self_judge": "self judge",
+    "stronger_judge": "stronger judge",
 }
 
-METRICS = ("prompt_loose", "response_quality", "loglik", "tokens", "distinct_2")
+RUBRIC_METRICS = {
+    "advancedif_overall_pass_rate": "AdvancedIF (CIF): overall pass rate (%)",
+    "advancedif_micro_rubric_pass": "AdvancedIF (CIF): micro rubric pass (%)",
+    "followbench_hsr": "FollowBench: HSR (%)",
+    "followbench_ssr": "FollowBench: SSR (%)",
+    "followbench_csl": "FollowBench: CSL (levels, 0 to 5)",
+    "complexbench_lexical": "ComplexBench: Lexical (%)",
+    "complexbench_semantic": "ComplexBench: Semantic (%)",
+    "complexbench_utility": "ComplexBench: Utility (%)",
+    "complexbench_format": "ComplexBench: Format (%)",
+}
+"""The nine metrics of Table 1, with their labels."""
+
+METRICS = (
+    "prompt_loose",
+    "response_quality",
+    "loglik",
+    "tokens",
+    "distinct_2",
+    *RUBRIC_METRICS,
+)
 
 JUDGE = "GPT-5.6 Sol"
 """Judge of the paper's response quality in Fig. 5 and Table 4 (1 to 10)."""
@@ -130,7 +152,7 @@ def table(
 
 
 def exhibit(name: str) -> pd.DataFrame:
-    """All numbers of one exhibit (``fig5``, ``fig6``, ``table4``), as `table` gives them."""
+    """All numbers of one exhibit (``fig5``, ``table1``, ...), as `table` gives them."""
     keys = [key for key, number in _numbers().items() if name in number.exhibits]
     if not keys:
         known = sorted({e for number in _numbers().values() for e in number.exhibits})
@@ -138,13 +160,33 @@ def exhibit(name: str) -> pd.DataFrame:
     return pd.concat([table([c], [m], [k]) for c, m, k in keys], ignore_index=True)
 
 
+def transitions() -> pd.DataFrame:
+    """Table 2: change of response quality among prompts that the trained policy passes.
+
+    Columns: ``method``, ``transition`` (a name of `califkit.metrics.TRANSITIONS`), ``mean`` and
+    ``std`` over the five configurations.
+    """
+    return _resource("paper_transitions.csv")
+
+
+def pairwise() -> pd.DataFrame:
+    """Table 5: CaLIF against IF-RLVR, judged in both orders, counts from the side of CaLIF.
+
+    Columns: ``configuration`` (``overall`` in the last row), ``wins``, ``ties``, ``losses``,
+    ``adjusted_win_rate`` in percent.
+    """
+    return _resource("paper_pairwise.csv")
+
+
+def _resource(name: str) -> pd.DataFrame:
+    with (resources.files("califkit") / "resources" / name).open(encoding="utf-8") as file:
+        return pd.read_csv(file)
+
+
 @cache
 def _numbers() -> dict[tuple[str, str, str], Printed]:
-    path = resources.files("califkit") / "resources" / "paper.csv"
-    with path.open(encoding="utf-8") as file:
-        frame = pd.read_csv(file)
     numbers = {}
-    for row in frame.itertuples():
+    for row in _resource("paper.csv").itertuples():
         numbers[row.configuration, row.method, row.metric] = Printed(
             float(row.value), _or_none(row.std), _or_none(row.delta), tuple(row.exhibits.split())
         )

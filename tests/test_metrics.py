@@ -7,11 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from califkit.metrics import (
+    adjusted_win_rate,
+    change_by_transition,
     distinct_2,
     instruction_accuracy,
     mean_and_std,
     nan_mean,
+    pair_outcome,
     prompt_accuracy,
+    transitions,
 )
 
 VERDICTS = [[True], [True, True], [True, False], [False, False, True]]
@@ -82,3 +86,46 @@ def test_a_mean_over_what_is_there():
     assert nan_mean([1.0, math.nan, 4.0]) == 2.5
     assert math.isnan(nan_mean([math.nan]))
     assert math.isnan(nan_mean([]))
+
+
+def test_a_transition_names_base_then_trained():
+    assert transitions([1, 0, 1, 0], [1, 1, 0, 0]).tolist() == [
+        "pass_to_pass",
+        "fail_to_pass",
+        "pass_to_fail",
+        "fail_to_fail",
+    ]
+    with pytest.raises(ValueError, match="2 base verdicts, but 1"):
+        transitions([True, False], [True])
+
+
+def test_the_change_is_averaged_within_each_transition():
+    base, trained = [1, 1, 1, 0, 0], [1, 1, 1, 1, 0]
+    table = change_by_transition(base, trained, [-1.0, -4.0, math.nan, -2.0, 3.0])
+    assert table["pass_to_pass"] == (-2.5, 2), "the prompt without a score is left out"
+    assert table["fail_to_pass"] == (-2.0, 1)
+    assert table["fail_to_fail"] == (3.0, 1)
+    mean, n = table["pass_to_fail"]
+    assert math.isnan(mean) and n == 0
+    with pytest.raises(ValueError, match="1 changes, but 2 prompts"):
+        change_by_transition([1, 1], [1, 1], [0.0])
+
+
+@pytest.mark.parametrize("first", ["first", "second", "tie", None])
+@pytest.mark.parametrize("second", ["first", "second", "tie", None])
+def test_a_win_needs_both_orders(first, second):
+    expected = {("first", "second"): "win", ("second", "first"): "loss"}
+    assert pair_outcome(first, second) == expected.get((first, second), "tie")
+
+
+def test_a_verdict_has_three_values():
+    with pytest.raises(ValueError, match="not 'A'"):
+        pair_outcome("A", "second")
+
+
+def test_a_tie_counts_half():
+    assert adjusted_win_rate(0, 10, 0) == 50.0
+    assert adjusted_win_rate(3, 0, 1) == 75.0
+    for counts in ((0, 0, 0), (1, -1, 0)):
+        with pytest.raises(ValueError, match="no pairs to average"):
+            adjusted_win_rate(*counts)

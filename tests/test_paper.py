@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from califkit import paper
+from califkit import metrics, paper
 from califkit.params import Method
 
 METRIC_THERE = {
@@ -67,7 +67,8 @@ def test_an_exhibit_is_found_by_its_name():
 
 
 def test_methods_are_named_as_in_params():
-    assert set(paper.METHODS) - {"base"} <= set(get_args(Method))
+    judges = {"self_judge", "stronger_judge"}
+    assert set(paper.METHODS) - {"base"} <= set(get_args(Method)) | judges
 
 
 def test_every_number_has_known_names_once():
@@ -97,6 +98,68 @@ def test_table_4_is_entered_as_printed(reference):
         cell = there[METHOD_THERE.get(row.method, row.method)][METRIC_THERE[row.metric]]
         assert row.value == cell["value"]
         assert (None if np.isnan(row.delta) else row.delta) == cell["delta"]
+
+
+@pytest.mark.parametrize(("name", "cells"), [("table1", 5 * 3 * 9), ("table3", 2 * 3 * 11)])
+def test_tables_1_and_3_are_entered_as_printed(reference, name, cells):
+    table = paper.exhibit(name)
+    assert len(table) == cells
+    for row in table.itertuples():
+        metric = METRIC_THERE.get(row.metric)
+        cell = reference["tables"][name]["values"][row.configuration][row.method][
+            f"ifbench_{metric}" if metric else row.metric
+        ]
+        assert (row.value, row.std) == (cell["mean"], cell["std"])
+
+
+def test_tables_2_and_5_are_entered_as_printed(reference):
+    there = reference["tables"]["table2"]["values"]
+    for row in paper.transitions().itertuples():
+        cell = there[row.method][row.transition]
+        assert (row.mean, row.std) == (cell["mean"], cell["std"])
+    there = reference["tables"]["table5"]["values"]
+    assert paper.pairwise()["configuration"].tolist() == list(there)
+    for row in paper.pairwise().itertuples():
+        cell = there[row.configuration]
+        assert (row.wins, row.ties, row.losses) == (cell["wins"], cell["ties"], cell["losses"])
+        assert row.adjusted_win_rate == cell["adjusted_win_rate_percent"]
+
+
+def test_printed_win_rates_follow_from_the_printed_counts():
+    table = paper.pairwise()
+    for row in table.itertuples():
+        rate = metrics.adjusted_win_rate(row.wins, row.ties, row.losses)
+        assert round(rate, 2) == row.adjusted_win_rate
+    parts, overall = table.iloc[:-1], table.iloc[-1]
+    assert (parts[["wins", "ties", "losses"]].sum(axis=1) == 300).all()
+    for column in ("wins", "ties", "losses"):
+        assert parts[column].sum() == overall[column]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "cells"),
+    [("calif", "base", 40), ("if_rlvr", "base", 14), ("calif", "if_rlvr", 41)],
+)
+def test_counts_of_better_cells_in_table_1_are_those_of_the_text(first, second, cells):
+    # As the text of the paper counts: of 45 cells.
+    table = paper.exhibit("table1").set_index(["method", "configuration", "metric"])["value"]
+    assert (table[first] > table[second]).sum() == cells
+    assert len(table[first]) == 45
+
+
+def test_calif_rows_of_tables_1_and_3_agree_and_beat_judges_as_often_as_printed():
+    table = paper.exhibit("table3").set_index(["configuration", "method", "metric"])["value"]
+    for configuration, better in (("tulu3-8b-dpo", 10), ("qwen3-4b-thinking", 7)):
+        ours, other = table[configuration]["calif"], table[configuration]
+        judges = pd.concat([other["self_judge"], other["stronger_judge"]], axis=1)
+        assert (ours > judges.max(axis=1)).sum() == better
+
+
+def test_averages_of_figure_5_fit_whole_prompts():
+    # Five configurations x three runs x 300 prompts.
+    counts = {"base": 1214, "if_rlvr": 2022, "calif": 1559}
+    for method, count in counts.items():
+        assert round(100 * count / 4500, 2) == paper.value("average", method, "prompt_loose")
 
 
 def test_figures_5_and_6_are_entered_as_printed(reference):
