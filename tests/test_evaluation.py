@@ -6,6 +6,7 @@ import time
 
 import pandas as pd
 import pytest
+from tiny_thinker import save_thinker
 
 from califkit.data import DataError, load_jsonl
 from califkit.evaluation import (
@@ -19,6 +20,7 @@ from califkit.evaluation import (
 )
 from califkit.generate import RESPONSES
 from califkit.likelihood import ReferenceScorer
+from califkit.models import load_model, load_tokenizer
 from califkit.params import Execution, GenerateStage, ResponseSettings, ScoreStage
 from califkit.runs import RowLog, open_run, read_jsonl
 
@@ -138,31 +140,45 @@ PROMPTS = [
 TEXTS = {"7": "Iced tea", "3": "Well, the sea:\nwater at night"}
 
 
+def row(tokenizer, key: str, text: str) -> dict:
+    """A row of generated responses; `text` and an end of turn were generated."""
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return {
+        "key": key,
+        "prompt": "p",
+        "response": text,
+        "token_ids": [*ids, tokenizer.eos_token_id],
+        "n_tokens": len(ids),
+        "finish_reason": "stop",
+    }
+
+
 @pytest.fixture
-def stage(tiny, tmp_path, monkeypatch):
-    """The scoring stage of responses that are there, the third of them empty."""
+def stage_of(tmp_path, monkeypatch):
+    """Makes the scoring stage of responses that are there: ``stage_of(rows, **settings)``."""
     monkeypatch.setenv("CALIFKIT_RUNS", str(tmp_path / "runs"))
     prompts = [*PROMPTS, PROMPTS[0] | {"key": "9"}]
     source = tmp_path / "prompts.jsonl"
-    source.write_text("".join(json.dumps(row) + "\n" for row in prompts))
-    stage = GenerateStage(
-        model="tiny-random-llama",
-        policy=None,
-        evaluation=ResponseSettings(benchmark=str(source)),
-        seed=0,
-    )
-    run = open_run("test", stage)
-    end = tiny.tokenizer.eos_token_id
-    with run.computing():
-        rows = []
-        for key, text in {**TEXTS, "9": ""}.items():
-            ids = tiny.tokenizer(text, add_special_tokens=False)["input_ids"]
-            row = {"key": key, "prompt": "p", "response": text, "token_ids": [*ids, end]}
-            rows.append(row | {"n_tokens": len(ids), "finish_reason": "stop"})
-        RowLog(run.folder / RESPONSES).append(rows)
-        sha256 = load_jsonl(source, on_error="quarantine").sha256
-        run.finish(time.monotonic(), rows=3, data_sha256=sha256)
-    return ScoreStage(responses=stage, semantics="published")
+    source.write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
+    sha256 = load_jsonl(source, on_error="quarantine").sha256
+
+    def make(rows: list[dict], **settings) -> ScoreStage:
+        how = ResponseSettings(benchmark=str(source))
+        stage = GenerateStage(policy=None, evaluation=how, seed=0, **settings)
+        run = open_run("test", stage)
+        with run.computing():
+            RowLog(run.folder / RESPONSES).append(rows)
+            run.finish(time.monotonic(), rows=len(rows), data_sha256=sha256)
+        return ScoreStage(responses=stage, semantics="published")
+
+    return make
+
+
+@pytest.fixture
+def stage(tiny, stage_of):
+    """The scoring stage of three responses, the third of them empty."""
+    rows = [row(tiny.tokenizer, key, text) for key, text in {**TEXTS, "9": ""}.items()]
+    return stage_of(rows, model="tiny-random-llama")
 
 
 def test_responses_are_scored(tiny, stage):
@@ -203,16 +219,52 @@ def test_responses_to_other_prompts_are_not_scored(stage):
     assert not open_run("test", stage).is_complete
 
 
-def test_reasoning_is_not_judged(stage):
-    path = open_run("test", stage.responses).folder / RESPONSES
-    rows = read_jsonl(path)
-    rows[0]["response"] = "<think>a drink, with no comma</think>Iced tea"
-    rows[1]["response"] = "<think>The water never ends"
-    RowLog(path).keep(rows)
+def test_only_the_answer_of_a_thinking_model_is_scored(tiny, stage_of, tmp_path):
+    folder = save_thinker(tiny, tmp_path / "thinker")
+    scorer = ReferenceScorer(load_model(folder), load_tokenizer(folder))
+    tokenizer = scorer.tokenizer
+    texts = {
+        "7": "<think>a drink, with no comma, or water</think>\n\nIced tea, or tea",
+        "3": "<think>The water never ends",
+        "9": "No comma here",  # the template may have opened what this does not close
+    }
+    rows = [row(tokenizer, key, text) for key, text in texts.items()]
+    stage = stage_of(rows, model=str(folder), thinking=True)
     run = score_responses("test", stage, Execution())
     scored = {row["key"]: row for row in read_jsonl(run.folder / SCORES)}
+
+    answer = tokenizer("Iced tea, or tea", add_special_tokens=False)["input_ids"]
+    assert scored["7"]["strict"] == [False], "a comma"
+    assert scored["7"]["tokens"] == len(answer)
+    pairs = list(zip(answer, answer[1:], strict=False))
+    assert scored["7"]["distinct_2"] == pytest.approx(len(set(pairs)) / len(pairs))
+    expected = scorer.score(["Name a drink."], [[*answer, tokenizer.eos_token_id]])
+    assert [scored["7"]["loglik"]] == pytest.approx(expected, abs=1e-3)
+    whole = scorer.score(["Name a drink."], [rows[0]["token_ids"]])
+    assert abs(whole - expected) > 0.01, "so that the reasoning would show"
+
+    for key in ("3", "9"):
+        assert not any(scored[key]["loose"]), "reasoning that never ends is no answer"
+        assert (scored[key]["loglik"], scored[key]["tokens"]) == (None, 0)
+        assert scored[key]["distinct_2"] is None
+
+
+def test_reasoning_that_was_not_asked_for_is_not_scored(tiny, stage_of):
+    texts = {
+        "7": "<think>a drink, with no comma</think>Iced tea",
+        "3": "<think>The water never ends",
+        "9": "No comma here",
+    }
+    rows = [row(tiny.tokenizer, key, text) for key, text in texts.items()]
+    run = score_responses("test", stage_of(rows, model="tiny-random-llama"), Execution())
+    scored = {row["key"]: row for row in read_jsonl(run.folder / SCORES)}
     assert scored["7"]["strict"] == [True]
-    assert scored["3"]["loose"] == [False, False], "reasoning that never ends is no answer"
+    assert scored["3"]["loose"] == [False, False]
+    assert (scored["3"]["loglik"], scored["3"]["tokens"]) == (None, 0)
+    assert scored["9"]["strict"] == [True]
+    for key, text in {"7": "Iced tea", "9": "No comma here"}.items():
+        ids = tiny.tokenizer(text, add_special_tokens=False)["input_ids"]
+        assert scored[key]["tokens"] == len(ids)
 
 
 def test_a_response_to_a_prompt_that_is_not_usable_here_is_named(stage):

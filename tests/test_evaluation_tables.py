@@ -8,6 +8,7 @@ import pytest
 
 from califkit import evaluation, paper
 from califkit.generate import RESPONSES
+from califkit.likelihood import ReferenceScorer
 from califkit.params import load_params
 from califkit.runs import LOG, ROLLOUTS, Run, open_run
 from califkit.verifiers import Constraint
@@ -209,31 +210,44 @@ def test_arms_are_compared_at_the_level_that_both_reach(training_runs):
 # ------------------------------------------------------------------ single texts
 
 
-class FakeScorer:
-    """A scorer whose likelihood is minus the number of answer tokens."""
-
-    class tokenizer:  # noqa: N801
-        eos_token_id = 99
-
-        def __new__(cls, text, add_special_tokens):
-            assert not add_special_tokens
-            return {"input_ids": [1] * len(text.split())}
-
-    def score(self, requests, answers):
-        assert all(answer[-1] == 99 for answer in answers)
-        return np.array([-float(len(answer)) for answer in answers])
+CONSTRAINTS = [
+    Constraint("punctuation:no_comma"),
+    Constraint("keywords:existence", {"keywords": ["one"]}),
+]
 
 
-def test_texts_are_scored_with_their_end_of_turn_and_rewarded():
-    constraints = [
-        Constraint("punctuation:no_comma"),
-        Constraint("keywords:existence", {"keywords": ["one"]}),
-    ]
-    texts = {"inside": "one two", "above": "one", "below, with a comma": "two, three four five"}
-    table = evaluation.score_texts(FakeScorer(), "x", constraints, texts, l0=-4.0, l1=-3.0)
+def test_texts_are_scored_with_their_end_of_turn_and_rewarded(tiny):
+    scorer, tokenizer = ReferenceScorer(tiny.model, tiny.tokenizer), tiny.tokenizer
+    texts = {"short": "one", "long": "one two three four", "comma": "two, three", "none": " "}
+    ids = {
+        name: tokenizer(text, add_special_tokens=False)["input_ids"] for name, text in texts.items()
+    }
+    short, long, comma = scorer.score(
+        ["x"] * 3, [[*ids[name], tokenizer.eos_token_id] for name in ("short", "long", "comma")]
+    )
+    # The short text lies on the upper bound, the long one outside, on whichever side it falls.
+    bounds = {"l0": short - abs(long - short) / 2, "l1": short}
+    outside = "below" if long < short else "above"
+    table = evaluation.score_texts(scorer, "x", CONSTRAINTS, texts, **bounds)
     assert table.index.tolist() == list(texts)
-    assert table["tokens"].tolist() == [2, 1, 4]
-    assert table["l"].tolist() == [-3.0, -2.0, -5.0]
-    assert table["zone"].tolist() == ["inside", "above", "below"]
-    assert table["r_ver"].tolist() == table["IF-RLVR"].tolist() == [1.0, 1.0, 0.0]
-    assert table["CaLIF"].tolist() == [1.1, 0.0, 0.0]
+    assert table["response"].tolist() == list(texts.values())
+    assert table["tokens"].tolist() == [len(ids["short"]), len(ids["long"]), len(ids["comma"]), 0]
+    assert table["l"].tolist()[:3] == pytest.approx([short, long, comma], abs=1e-5)
+    assert np.isnan(table.at["none", "l"])
+    assert table["zone"].tolist()[:2] == ["inside", outside]
+    assert table.at["none", "zone"] == "unbounded"
+    assert table["r_ver"].tolist() == table["IF-RLVR"].tolist() == [1.0, 1.0, 0.0, 0.0]
+    assert table["CaLIF"].tolist() == [1.1, 1.0 if outside == "below" else 0.0, 0.0, 0.0]
+
+
+def test_the_reasoning_of_a_text_is_not_scored(tiny):
+    scorer = ReferenceScorer(tiny.model, tiny.tokenizer)
+    texts = {"bare": "one", "thought": "<think>a, b</think>one", "open": "<think>one"}
+    table = evaluation.score_texts(scorer, "x", CONSTRAINTS, texts, l0=-99.0, l1=0.0)
+    bare, thought, unfinished = (table.loc[name] for name in texts)
+    assert thought["response"] == texts["thought"]
+    assert bare["r_ver"] == thought["r_ver"] == 1.0
+    assert bare["tokens"] == thought["tokens"]
+    assert bare["l"] == pytest.approx(thought["l"], abs=1e-5)
+    assert (unfinished["r_ver"], unfinished["tokens"]) == (0.0, 0)
+    assert np.isnan(unfinished["l"])

