@@ -2,43 +2,69 @@
 
 y0 answers request and constraints (``constrained``), y1 the request alone (``natural``). Both are
 drawn from the frozen reference at temperature 1 and both are scored given the request alone:
-l0 = l(y0; x), l1 = l(y1; x). With several draws a bound is their mean. An empty answer is drawn
-again a few times; if it stays empty, the prompt has no bound on that side and that is counted.
+l0 = l(y0; x), l1 = l(y1; x). With several draws a bound is their mean, or an end of a confidence
+interval (`bounds_for`). An empty answer is drawn again a few times; if it stays empty, it is
+missing, and that is counted. Verifier and l see the answer behind the reasoning (section 2.5).
+
+The answers are kept as rows on disk (`califkit.anchor_rows`), the bounds in one table that says how
+they were measured (`califkit.anchor_table`). `califkit.anchor_report` tells whether they are sound.
 """
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import pandas as pd
+import numpy as np
+from filelock import FileLock
 
-from califkit.data import DataError, Instance
-from califkit.generate import (
-    Response,
-    TransformersEngine,
-    batches,
-    run_units,
-    unit_seed,
+from califkit.anchor_rows import (
+    SIDES,
+    AnchorError,
+    Shard,
+    cut_torn_end,
+    defect,
+    done_units,
+    read_draws,
+    shard_name,
 )
+from califkit.anchor_table import (
+    ANCHORS,
+    anchor_metadata,
+    anchor_table,
+    bounds_for,
+    degenerate,
+    join_anchors,
+    load_anchors,
+    per_draw,
+    table_facts,
+    write_anchors,
+)
+from califkit.data import Instance, Loaded
+from califkit.generate import Response, batches, check_engine, load_engine, progress, unit_seed
 from califkit.likelihood import ReferenceScorer
-from califkit.metrics import nan_mean, none_if_nan
-from califkit.params import AnchorStage, Execution
+from califkit.metrics import none_if_nan
+from califkit.models import load_model, resolve
+from califkit.params import AnchorSettings, AnchorStage, Execution
 from califkit.prompts import training_prompts
-from califkit.runs import RowLog, Run, open_run
-from califkit.verifiers import fraction_followed
+from califkit.reasoning import final_answer
+from califkit.runs import RowLog, Run, open_run, versions
+from califkit.verifiers import verify_all
 
-DRAWS = "draws.jsonl"
-ANCHORS = "anchors.parquet"
-SIDES = ("constrained", "natural")
-
-
-class AnchorError(DataError):
-    """Bounds that do not belong to the prompts they are asked for."""
+__all__ = [
+    "ANCHORS",
+    "SIDES",
+    "AnchorError",
+    "bounds_for",
+    "compute_anchors",
+    "degenerate",
+    "join_anchors",
+    "load_anchors",
+    "read_draws",
+    "self_test",
+]
 
 
 @dataclass(frozen=True)
@@ -54,117 +80,113 @@ class _Draw:
         return self.instance.prompt if self.side == "constrained" else self.instance.request
 
 
-def request_sha256(request: str) -> str:
-    """Fingerprint of a request, stored with its bounds and checked when they are joined."""
-    return hashlib.sha256(request.encode()).hexdigest()
-
-
-def compute_anchors(profile: str, stage: AnchorStage, execution: Execution) -> Run:
+def compute_anchors(
+    profile: str, stage: AnchorStage, execution: Execution, shard: Shard = (0, 1)
+) -> Run:
     """Stage: draw and score the reference answers.
 
-    Writes `DRAWS` (a row an answer: ``key``, ``side``, ``draw``, ``response``, ``token_ids``,
-    ``n_tokens``, ``finish_reason``, ``loglik``, ``r_ver``, ``tries``) and `ANCHORS` (a row a
-    prompt: ``key``, ``request_sha256``, ``l0``, ``l1`` and what the answers were like).
+    Writes rows (an answer: ``unit``, ``key``, ``side``, ``draw``, ``response`` and ``token_ids``
+    with the reasoning, ``answer``, ``n_tokens`` of the answer, ``finish_reason``, ``loglik``,
+    ``followed`` a constraint, ``r_ver``, ``defect``, ``tries``) and `ANCHORS` (see `anchor_table`).
+
+    Several shards may run at the same time, each with its own index and the same count; any
+    sharding gives the same table. The shard that finds all units done merges them and completes
+    the run. The others return before: their run is not complete yet. A second process with the
+    same shard waits for the first.
     """
     started = time.monotonic()
     run = open_run(profile, stage)
-    with run.computing() as needed:
-        if not needed:
+    if run.is_complete:
+        return run
+    name = shard_name(shard)
+    check_engine(stage.engine)
+    loaded = training_prompts(stage.data)
+    units = batches(
+        _draws(loaded.instances, stage.anchors.draws), stage.anchors.sampling.batch_size
+    )
+    sizes = [len(unit) for unit in units]
+    run.folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(run.folder / f".{name}.lock"):
+        if run.is_complete:
             return run
-        loaded = training_prompts(stage.data)
         run.pin_data(loaded.sha256)
-        engine = TransformersEngine.load(stage.model)
-        scorer = ReferenceScorer(engine.model, engine.tokenizer, execution.tokens_per_pass)
-        settings = stage.anchors
-        draws = [
-            _Draw(instance, side, number)
-            for instance in loaded.instances
-            for side in SIDES
-            for number in range(settings.draws)
-        ]
-        draws.sort(key=lambda d: (len(d.prompt), d.instance.key, d.side, d.number))
-
-        def compute(number: int, unit: Sequence[_Draw]) -> list[dict[str, Any]]:
-            responses, tries = _draw_until_answered(engine, unit, settings, number)
-            scores = scorer.score(
-                [d.instance.request for d in unit],
-                [[] if r.is_empty else r.token_ids for r in responses],
+        cut_torn_end(run.folder / name, sizes)
+        scorer = _run_shard(RowLog(run.folder / name), units, stage, execution, shard)
+        done = done_units(run.folder, sizes)
+        if len(done) < len(units):
+            print(
+                f"anchors: shard {shard[0]} of {shard[1]} is done, {len(done)} of {len(units)} "
+                "batches are there; the last shard to end completes the run",
+                flush=True,
             )
-            return [
-                {
-                    "key": draw.instance.key,
-                    "side": draw.side,
-                    "draw": draw.number,
-                    "response": response.text,
-                    "token_ids": response.token_ids,
-                    "n_tokens": response.n_tokens,
-                    "finish_reason": response.finish_reason,
-                    "loglik": none_if_nan(score),
-                    "r_ver": fraction_followed(
-                        draw.instance.constraints, response.text, unterminated="empty"
-                    ),
-                    "tries": count,
-                }
-                for draw, response, score, count in zip(unit, responses, scores, tries, strict=True)
-            ]
-
-        log = RowLog(run.folder / DRAWS)
-        run_units(log, batches(draws, settings.sampling.batch_size), compute, "anchors")
-        table = anchor_table(loaded.instances, log.rows())
-        _write_parquet(table, run.folder / ANCHORS)
-        run.finish(
-            started,
-            rows=len(table),
-            data=loaded.summary(),
-            data_sha256=loaded.sha256,
-            model=stage.model,
-            missing_bounds=int(table[["l0", "l1"]].isna().any(axis=1).sum()),
-            reversed_bounds=int((table["l0"] > table["l1"]).sum()),
-        )
+            return run
+        with run.computing() as needed:
+            if needed:
+                _merge(run, loaded, scorer, started)
     return run
 
 
-def anchor_table(instances: Sequence[Instance], draws: list[dict[str, Any]]) -> pd.DataFrame:
-    """One row a prompt, in the order of ``instances``, from the rows of `DRAWS`."""
-    frame = pd.DataFrame(draws)
-    frame["loglik"] = frame["loglik"].astype(float)
-    by_side = {side: frame[frame["side"] == side].groupby("key") for side in SIDES}
-    keys = [instance.key for instance in instances]
-    columns: dict[str, Any] = {
-        "key": keys,
-        "request_sha256": [request_sha256(i.request) for i in instances],
+def _draws(instances: Sequence[Instance], draws: int) -> list[_Draw]:
+    """All answers to make. Prompts of like length share a batch, which saves padding."""
+    wanted = [_Draw(i, side, n) for i in instances for side in SIDES for n in range(draws)]
+    return sorted(wanted, key=lambda d: (len(d.prompt), d.instance.key, d.side, d.number))
+
+
+def _run_shard(
+    log: RowLog,
+    units: Sequence[Sequence[_Draw]],
+    stage: AnchorStage,
+    execution: Execution,
+    shard: Shard,
+) -> ReferenceScorer:
+    """Append the rows of the shard's units that no file holds yet; returns the scorer."""
+    index, count = shard
+    engine = load_engine(stage.model, stage.engine, stage.thinking)
+    # vLLM keeps its weights to itself, so the scorer brings its own.
+    model = load_model(resolve(stage.model)) if stage.engine == "vllm" else engine.model
+    scorer = ReferenceScorer(model, engine.tokenizer, execution.tokens_per_pass)
+    done = done_units(log.path.parent, [len(unit) for unit in units])
+    own = range(index, len(units), count)
+    todo = [number for number in own if number not in done]
+    label = "anchors" if count == 1 else f"anchors {index} of {count}"
+    ready = len(own) - len(todo)
+    if ready:
+        print(f"{label}: {ready} of {len(own)} batches are there, continuing", flush=True)
+    for number in progress(todo, label, len(own), ready):
+        unit = units[number]
+        responses, tries = _draw_until_answered(engine, unit, stage.anchors, number)
+        scores = scorer.score(
+            [draw.instance.request for draw in unit], [r.answer.token_ids for r in responses]
+        )
+        log.append(
+            _row(number, draw, response, score, count)
+            for draw, response, score, count in zip(unit, responses, scores, tries, strict=True)
+        )
+    return scorer
+
+
+def _row(unit: int, draw: _Draw, response: Response, score: float, tries: int) -> dict[str, Any]:
+    followed = verify_all(draw.instance.constraints, response.answer.text)
+    return {
+        "unit": unit,
+        "key": draw.instance.key,
+        "side": draw.side,
+        "draw": draw.number,
+        "response": response.text,
+        "token_ids": response.token_ids,
+        "answer": response.answer.text,
+        "n_tokens": response.n_tokens,
+        "finish_reason": response.finish_reason,
+        "loglik": none_if_nan(score),
+        "followed": followed,
+        "r_ver": sum(followed) / max(len(followed), 1),
+        "defect": defect(response.answer.text, response.n_tokens),
+        "tries": tries,
     }
-    for side, bound in zip(SIDES, ("l0", "l1"), strict=True):
-        groups = by_side[side]
-        columns[bound] = groups["loglik"].apply(nan_mean).reindex(keys).to_numpy()
-        columns[f"{side}_tokens"] = groups["n_tokens"].mean().reindex(keys).to_numpy()
-        columns[f"{side}_r_ver"] = groups["r_ver"].mean().reindex(keys).to_numpy()
-    return pd.DataFrame(columns)
-
-
-def load_anchors(run: Run) -> pd.DataFrame:
-    """The table of a complete anchor run."""
-    if not run.is_complete:
-        raise AnchorError(f"the anchors in {run.folder} are not complete")
-    return pd.read_parquet(run.folder / ANCHORS)
-
-
-def join_anchors(instances: Sequence[Instance], table: pd.DataFrame) -> pd.DataFrame:
-    """Bounds in the order of ``instances``; an error names a prompt whose bounds are absent or were
-    measured for another request."""
-    indexed = table.set_index("key")
-    for instance in instances:
-        if instance.key not in indexed.index:
-            raise AnchorError(f"no anchors for the prompt with key {instance.key!r}")
-        if indexed.at[instance.key, "request_sha256"] != request_sha256(instance.request):
-            raise AnchorError(
-                f"the anchors of key {instance.key!r} were measured for another request"
-            )
-    return indexed.loc[[i.key for i in instances]].reset_index()
 
 
 def _draw_until_answered(
-    engine: TransformersEngine, unit: Sequence[_Draw], settings: Any, number: int
+    engine: Any, unit: Sequence[_Draw], settings: AnchorSettings, number: int
 ) -> tuple[list[Response], list[int]]:
     """Draw a batch, then draw again what came out empty, each try from its own seed."""
     responses: list[Response] = []
@@ -187,7 +209,86 @@ def _draw_until_answered(
     return responses, tries
 
 
-def _write_parquet(table: pd.DataFrame, path: Path) -> None:
-    temporary = path.with_suffix(".tmp")
-    table.to_parquet(temporary, index=False)
-    temporary.replace(path)
+def _merge(run: Run, loaded: Loaded, scorer: ReferenceScorer, started: float) -> None:
+    """Write the table of all units and declare the run complete."""
+    stage = run.stage
+    table = anchor_table(loaded.instances, read_draws(run.folder), stage.anchors.draws)
+    facts = anchor_metadata(stage, loaded.sha256, scorer.tokenizer)
+    dtype = str(scorer.model.dtype).removeprefix("torch.")
+    write_anchors(table, run.folder / ANCHORS, facts | {"dtype": dtype, "versions": versions()})
+    run.finish(
+        started,
+        rows=len(table),
+        data=loaded.summary(),
+        data_sha256=loaded.sha256,
+        model=stage.model,
+        **table_facts(table),
+    )
+
+
+def self_test(
+    run: Run,
+    instances: Sequence[Instance],
+    scorer: ReferenceScorer,
+    n: int = 32,
+    tolerance: float = 0.02,
+    seed: int = 0,
+) -> float:
+    """Score stored answers again with the scorer of a training run, before its first step.
+
+    Parameters
+    ----------
+    run
+        A complete anchor run; its rows are read once, as a stream.
+    instances
+        The training prompts. Answers of other prompts are passed over.
+    scorer
+        What will score the rollouts.
+    n
+        Answers to score, evenly spread over the prompts, on both sides in turn; ``seed`` shifts
+        the choice.
+    tolerance
+        Largest allowed difference, in nats per token.
+
+    Returns
+    -------
+    float
+        The largest difference.
+
+    Raises
+    ------
+    AnchorError
+        If it exceeds the tolerance, or no answer can be scored.
+    """
+    requests = {instance.key: instance.request for instance in instances}
+    table = load_anchors(run)
+    table = table[table["key"].isin(requests)]
+    # Draw 0 stands for all draws; half a step apart, the sides take different prompts.
+    shift = np.random.default_rng(seed).random()
+    wanted = set()
+    for side, count, start in zip(
+        SIDES, (n - n // 2, n // 2), (shift, (shift + 0.5) % 1), strict=True
+    ):
+        keys = table["key"][~np.isnan(per_draw(table, f"{side}_l")[:, 0])]
+        count = min(count, len(keys))
+        picks = ((np.arange(count) + start) * len(keys) / max(count, 1)).astype(int)
+        wanted |= {(key, side, 0) for key in keys.iloc[picks]}
+    rows = [r for r in read_draws(run.folder) if (r["key"], r["side"], r["draw"]) in wanted]
+    if not rows:
+        raise AnchorError(f"{run.folder}: holds no answer to these prompts that could be scored")
+    answers = [
+        final_answer(row["token_ids"], scorer.tokenizer, thinking=run.stage.thinking).token_ids
+        for row in rows
+    ]
+    again = scorer.score([requests[row["key"]] for row in rows], answers)
+    stored = np.array([row["loglik"] for row in rows])
+    differences = np.nan_to_num(np.abs(again - stored), nan=np.inf)
+    worst = int(differences.argmax())
+    if differences[worst] > tolerance:
+        raise AnchorError(
+            f"{run.folder}: the {rows[worst]['side']} answer of key {rows[worst]['key']!r} has "
+            f"l = {stored[worst]:.4f}, scored again {again[worst]:.4f} (tolerance {tolerance}); "
+            "likely causes: another model, another chat template, or another precision than the "
+            "anchors were measured with"
+        )
+    return float(differences[worst])

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from califkit import cli_verify
+from califkit import cli_score, cli_verify
 from califkit.data import DataError
 from califkit.models import ModelError
 from califkit.params import Params, ParamsError, load_params
@@ -39,15 +39,89 @@ Override = Annotated[
 ]
 
 
-@app.command()
-def anchors(profile: Profile = "cpu", override: Override = []) -> None:  # noqa: B006
-    """Measure l0 and l1 of the training prompts under the reference."""
-    from califkit.dispatch import run_stage
+anchors_app = typer.Typer(
+    invoke_without_command=True,
+    help="Measure l0 and l1 of the training prompts under the reference, or report on them.",
+)
+app.add_typer(anchors_app, name="anchors")
+
+
+@anchors_app.callback()
+def anchors(
+    context: typer.Context,
+    profile: Profile = "cpu",
+    override: Override = [],  # noqa: B006
+    shard: Annotated[
+        str | None,
+        typer.Option(
+            metavar="I/N",
+            help="Only every Nth batch, from batch I (0 to N - 1). Shards may run at the same "
+            "time; the last to end completes the run.",
+        ),
+    ] = None,
+) -> None:
+    """Measure l0 and l1 of the training prompts under the reference, or report on them."""
+    if context.invoked_subcommand:
+        if profile != "cpu" or override or shard:
+            name = context.invoked_subcommand
+            raise Unusable(f"options come after the command: califkit anchors {name} --profile ...")
+        return
+    params = _params(profile, override)
+    stage, execution = params.settings.anchor_stage(), params.settings.execution
+    if shard is None:
+        from califkit.dispatch import run_stage
+
+        _check_inputs(params, [stage])
+        _show(run_stage(params.profile, stage, execution))
+        return
+    from califkit.anchors import compute_anchors
+
+    numbers = _shard(shard)
+    _check_inputs(params, [stage])
+    run = compute_anchors(params.profile, stage, execution, numbers)
+    if run.is_complete:
+        _show(run)
+
+
+def _shard(text: str) -> tuple[int, int]:
+    index, _, count = text.partition("/")
+    if not (index.isdecimal() and count.isdecimal() and int(index) < int(count)):
+        raise Unusable(f"--shard {text!r}: expected I/N with I from 0 to N - 1, e.g. 0/4")
+    return int(index), int(count)
+
+
+@anchors_app.command("report")
+def anchors_report(
+    profile: Profile = "cpu",
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the report as CSV and Markdown.")
+    ] = None,
+    override: Override = [],  # noqa: B006
+) -> None:
+    """Are the anchors healthy? Reversed bounds, lengths, loops, coverage and what follows."""
+    from califkit.anchor_report import health_report
+    from califkit.anchors import load_anchors
+    from califkit.plots import write_table
+    from califkit.prompts import training_prompts
+    from califkit.runs import open_run
 
     params = _params(profile, override)
-    stage = params.settings.anchor_stage()
-    _check_inputs(params, [stage])
-    _show(run_stage(params.profile, stage, params.settings.execution))
+    if out is not None and out.exists() and not out.is_dir():
+        raise Unusable(f"{out}: is not a folder")
+    table = load_anchors(open_run(params.profile, params.settings.anchor_stage()))
+    try:
+        instances = training_prompts(params.settings.data).instances
+    except ValueError as error:  # of the loaders and of the composer
+        raise Unusable(f"settings.data: {error}") from error
+    health = health_report(table, instances)
+    tables = {"health": health.summary} | health.details
+    for name, detail in tables.items():
+        text = detail.to_string(index=False, float_format="{:.3f}".format, na_rep="")
+        typer.echo(f"{name}\n{text if len(detail) else 'none'}\n")
+        if out is not None:
+            out.mkdir(parents=True, exist_ok=True)
+            for path in write_table(out, f"anchors_{name}", detail):
+                typer.echo(path)
 
 
 @app.command()
@@ -225,6 +299,7 @@ def version() -> None:
 
 
 app.command()(cli_verify.verify)
+app.command()(cli_score.score)
 app.command()(cli_verify.constraint)
 app.command()(cli_verify.doctor)
 
@@ -285,6 +360,7 @@ def _params(profile: str, override: list[str]) -> Params:
 
 def _check_inputs(params: Params, stages: list[Any]) -> None:
     """Meet unusable settings here; inside a job they would end as failed work (exit code 1)."""
+    from califkit.generate import EngineError, check_engine
     from califkit.models import resolve
     from califkit.prompts import benchmark_prompts, training_prompts
     from califkit.runs import open_run
@@ -293,6 +369,10 @@ def _check_inputs(params: Params, stages: list[Any]) -> None:
     if not kinds:
         return
     settings = params.settings
+    try:
+        check_engine(settings.engine)
+    except EngineError as error:
+        raise Unusable(f"settings.{error}") from error
     try:
         key = "data"
         if kinds & {"anchors", "training"}:

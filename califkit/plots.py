@@ -457,6 +457,53 @@ def id_shares(table: pd.DataFrame) -> Axes:
     return ax
 
 
+@_styled
+def anchor_health(
+    answers: pd.DataFrame, by_length: pd.DataFrame, octiles: pd.DataFrame
+) -> np.ndarray:
+    """How l depends on the length of an answer, and where bounds are reversed.
+
+    Parameters
+    ----------
+    answers
+        A row an answer: ``side``, ``tokens``, ``l`` (`califkit.anchor_report.answers`).
+    by_length
+        ``side``, ``tokens_from``, ``tokens_to``, ``median_l``: drawn as steps.
+    octiles
+        ``octile``, ``ratio_from``, ``ratio_to``, ``n``, ``reversed`` (a share).
+
+    Returns
+    -------
+    numpy.ndarray
+        The two Axes.
+    """
+    _, axes = plt.subplots(1, 2, figsize=(9.6, 4.0))
+    looks = {"constrained": ("x", "#D55E00"), "natural": ("o", "#0072B2")}
+    for side, (marker, colour) in looks.items():
+        part = answers[(answers["side"] == side) & (answers["tokens"] > 0)]
+        face = {"facecolors": "none", "edgecolors": colour} if marker == "o" else {"c": colour}
+        style = {"marker": marker, "s": 16, "lw": 0.8, "alpha": 0.6, "rasterized": True}
+        axes[0].scatter(part["tokens"], part["l"], label=f"{side} ({len(part)})", **style, **face)
+        medians = by_length[by_length["side"] == side]
+        ends = medians["tokens_from"], medians["tokens_to"]
+        axes[0].hlines(medians["median_l"], *ends, color=colour, lw=2.5)
+    axes[0].set_xscale("log", base=2)
+    axes[0].xaxis.set_major_formatter("{x:g}")
+    axes[0].set(xlabel="length of the answer (tokens)", ylabel="l given the request (nats / token)")
+    axes[0].set_title("an answer each; bars: medians by length")
+    axes[0].legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2)
+    bars = axes[1].bar(octiles["octile"], 100 * octiles["reversed"], color="#999999")
+    axes[1].bar_label(bars, [f"n = {n}" for n in octiles["n"]], padding=2, fontsize=8)
+    names = [
+        f"{a:.2f}\nto {b:.2f}"
+        for a, b in zip(octiles["ratio_from"], octiles["ratio_to"], strict=True)
+    ]
+    axes[1].set_xticks(octiles["octile"], names, fontsize=8)
+    axes[1].set(xlabel="length ratio constrained / natural", ylabel="reversed bounds (%)")
+    axes[1].set(ylim=(0, 109), title="reversed bounds by octile of length ratio")
+    return axes
+
+
 def save_figure(profile: str, name: str, figure: Figure, table: pd.DataFrame) -> list[Path]:
     """Write ``figures/<profile>/<name>.png``, ``.pdf`` and ``.csv`` (the table that was drawn).
 
@@ -473,7 +520,11 @@ def save_figure(profile: str, name: str, figure: Figure, table: pd.DataFrame) ->
 
 def save_table(profile: str, name: str, table: pd.DataFrame) -> list[Path]:
     """Write ``figures/<profile>/<name>.csv`` (full precision) and ``.md`` (four digits)."""
-    folder = _folder(profile)
+    return write_table(_folder(profile), name, table)
+
+
+def write_table(folder: Path, name: str, table: pd.DataFrame) -> list[Path]:
+    """Write ``<name>.csv`` (full precision) and ``<name>.md`` (four digits) in a folder."""
     csv, markdown = folder / f"{name}.csv", folder / f"{name}.md"
     table.to_csv(csv, index=False)
     lines = [_markdown_row(table.columns), _markdown_row(["---"] * len(table.columns))]

@@ -1,26 +1,30 @@
-"""The bounds: drawing again what came out empty, the table, and joining it to prompts."""
+"""The bounds: drawing again what came out empty, the table and how it was measured, joining it."""
 
 import hashlib
 import json
 
 import numpy as np
+import pandas as pd
 import pytest
 
-from califkit import anchors
+from califkit import anchor_rows, anchor_table, anchors
 from califkit.anchors import (
     AnchorError,
-    anchor_table,
+    bounds_for,
     compute_anchors,
+    degenerate,
     join_anchors,
     load_anchors,
+    read_draws,
+    self_test,
 )
 from califkit.composer import compose
 from califkit.data import Instance
-from califkit.generate import Response, TransformersEngine
+from califkit.generate import stop_token_ids, to_response
 from califkit.likelihood import ReferenceScorer
 from califkit.params import AnchorStage, DataSettings, Execution, Settings
 from califkit.prompts import training_prompts
-from califkit.runs import RowLog, StaleRunError, open_run, read_jsonl
+from califkit.runs import RowLog, StaleRunError, open_run
 from califkit.verifiers import Constraint
 
 CONSTRAINT = Constraint("punctuation:no_comma")
@@ -41,15 +45,17 @@ class ScriptedEngine:
     An empty text is an answer of the end-of-turn token alone.
     """
 
-    def __init__(self, tiny, script: dict[str, list[str]]) -> None:
+    def __init__(self, tiny, script: dict[str, list[str]], thinking: bool) -> None:
         self.model, self.tokenizer = tiny.model, tiny.tokenizer
+        self.thinking = thinking
         self.script = {prompt: list(answers) for prompt, answers in script.items()}
         self.calls: list[tuple[list[str], int]] = []
 
     def generate(self, prompts, sampling, seed):
         self.calls.append((list(prompts), seed))
         texts = [self.script[prompt].pop(0) for prompt in prompts]
-        return [Response(text, self.ids(text), "stop") for text in texts]
+        stop = stop_token_ids(self.model.generation_config, self.tokenizer)
+        return [to_response(self.ids(text), stop, self.tokenizer, self.thinking) for text in texts]
 
     def ids(self, text: str) -> list[int]:
         words = self.tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -74,11 +80,12 @@ def compute(tiny, tmp_path, monkeypatch):
     ]
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    def compute(script: dict[str, list[str]], **settings):
-        engine = ScriptedEngine(tiny, script)
-        monkeypatch.setattr(TransformersEngine, "load", lambda model: engine)
+    def compute(script: dict[str, list[str]], thinking: bool = False, **settings):
+        engine = ScriptedEngine(tiny, script, thinking)
+        monkeypatch.setattr(anchors, "load_engine", lambda model, kind, thinking: engine)
         stage = AnchorStage(
             model="tiny-random-llama",
+            thinking=thinking,
             data=DataSettings(source=str(source), n_prompts=2),
             anchors=settings,
         )
@@ -130,7 +137,7 @@ def test_an_empty_answer_is_drawn_again_from_another_seed(compute):
     assert sorted(second) == sorted([INSTANCES[0].prompt, INSTANCES[1].request])
     assert third == [INSTANCES[0].prompt]
     assert len({seed, seed2, seed3}) == 3
-    rows = read_jsonl(run.folder / anchors.DRAWS)
+    rows = list(read_draws(run.folder))
     tries = {(row["key"], row["side"]): row["tries"] for row in rows}
     assert tries == {
         ("b", "constrained"): 3,
@@ -149,8 +156,14 @@ def test_an_answer_that_stays_empty_leaves_no_bound_and_is_counted(compute):
     assert table.loc["a", ["l0", "l1"]].notna().all()
     assert run.manifest()["missing_bounds"] == 1
     assert engine.script[INSTANCES[0].prompt] == ["never asked"]
-    empty = [r for r in read_jsonl(run.folder / anchors.DRAWS) if not r["response"].strip()]
-    assert [(r["loglik"], r["r_ver"], r["tries"]) for r in empty] == [(None, 0.0, 3)]
+    assert run.manifest()["missing_answers"] == {
+        "constrained": {"ended without an answer": 1},
+        "natural": {},
+    }
+    empty = [row for row in read_draws(run.folder) if not row["answer"]]
+    assert [(r["loglik"], r["r_ver"], r["tries"], r["defect"]) for r in empty] == [
+        (None, 0.0, 3, "empty")
+    ]
 
 
 def test_several_draws_are_averaged(compute):
@@ -163,38 +176,107 @@ def test_several_draws_are_averaged(compute):
     parts = [likelihood(engine, request, text) for text in ("one", "more one")]
     table = load_anchors(run).set_index("key")
     assert table.at["b", "l0"] == pytest.approx(np.mean(parts), abs=1e-5), "the empty one is out"
-    assert len(read_jsonl(run.folder / anchors.DRAWS)) == 2 * 2 * 3
+    assert len(list(read_draws(run.folder))) == 2 * 2 * 3
+    assert table.at["b", "constrained_l"].tolist() == pytest.approx([*parts, np.nan], nan_ok=True)
+
+
+def test_verifier_and_likelihood_see_the_answer_behind_the_reasoning(compute):
+    thought = "<think>\nOne, two, three.\n</think>\n\n"
+    engine, run = compute(
+        script(
+            b0=[f"{thought}iced tea"],
+            b1=["<think>never, ever closed", f"{thought}tea"],
+            a0=[f"{thought}dark, calm"],
+            a1=["<think>open", "<think>open"],
+        ),
+        thinking=True,
+        retries=1,
+    )
+    rows = {(row["key"], row["side"]): row for row in read_draws(run.folder)}
+    row = rows["b", "constrained"]
+    assert row["response"] == f"{thought}iced tea"
+    assert row["token_ids"] == engine.ids(row["response"]), "all that was generated is kept"
+    assert (row["answer"], row["r_ver"]) == ("iced tea", 1.0), "commas of the reasoning are free"
+    request = INSTANCES[0].request
+    tail = engine.ids("iced tea")
+    assert row["token_ids"][-len(tail) :] == tail
+    assert row["loglik"] == pytest.approx(likelihood(engine, request, "iced tea"), abs=1e-5)
+    assert row["n_tokens"] == len(tail) - 1
+    assert rows["b", "natural"]["tries"] == 2, "reasoning that never ends is an empty answer"
+    assert rows["a", "natural"]["defect"] == "empty"
+    assert run.manifest()["missing_bounds"] == 1
+    metadata = anchor_table.read_metadata(run.folder / anchors.ANCHORS)
+    assert metadata["thinking"] is True
+    assert self_test(run, INSTANCES, ReferenceScorer(engine.model, engine.tokenizer)) < 1e-5
+
+
+# ---------------------------------------------------------------- the table
+
+
+def row(key, side, l, n_tokens=12, r_ver=1.0, draw=0, answer="text", finish="stop"):  # noqa: E741
+    return {
+        "key": key,
+        "side": side,
+        "draw": draw,
+        "answer": f"{answer} {side}" if answer else "",
+        "loglik": l,
+        "n_tokens": n_tokens,
+        "followed": [r_ver == 1.0],
+        "r_ver": r_ver,
+        "finish_reason": finish,
+        "defect": anchor_rows.defect(answer, n_tokens),
+    }
 
 
 def test_the_table_takes_rows_in_any_order():
     rows = [
-        {"key": key, "side": side, "loglik": value, "n_tokens": n, "r_ver": r_ver}
-        for key, side, value, n, r_ver in [
-            ("a", "natural", -1.0, 4, 1.0),
-            ("b", "constrained", -3.0, 2, 0.5),
-            ("b", "natural", None, 0, 0.0),
-            ("a", "constrained", -2.0, 6, 0.0),
-        ]
+        row("a", "natural", -1.0, 40),
+        row("b", "constrained", -3.0, 20, 0.5),
+        row("b", "natural", None, 0, 0.0, answer="", finish="length"),
+        row("a", "constrained", -2.0, 60, 0.0),
     ]
-    table = anchor_table(INSTANCES, rows)
+    table = anchor_table.anchor_table(INSTANCES, rows)
     assert table["key"].tolist() == ["b", "a"]
     assert table["l0"].tolist() == [-3.0, -2.0]
     assert np.isnan(table.at[0, "l1"])
     assert table.at[1, "l1"] == -1.0
-    assert table["natural_tokens"].tolist() == [0, 4]
+    assert table["natural_tokens"].tolist() == [0, 40]
     assert table["constrained_r_ver"].tolist() == [0.5, 0.0]
+    assert table["constrained_followed"].map(list).tolist() == [[0.0], [0.0]]
+    assert table["natural_defect_each"].map(list).tolist() == [["empty"], [""]]
     expected = hashlib.sha256(b"Name a drink.").hexdigest()
     assert table.at[0, "request_sha256"] == expected
+    assert anchor_table.table_facts(table) == {
+        "missing_bounds": 1,
+        "missing_answers": {
+            "constrained": {},
+            "natural": {"no answer before the token limit": 1},
+        },
+        "reversed_bounds": 0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([row("b", "natural", -1.0)], "no constrained answer 0 of key 'b'"),
+        ([row("new", "natural", -1.0)], "draw 0 of key 'new' is none of this run's"),
+        ([row("b", "natural", -1.0, draw=1)], "draw 1 of key 'b' is none of this run's"),
+    ],
+)
+def test_rows_that_do_not_make_a_table_are_named(rows, message):
+    with pytest.raises(AnchorError, match=message):
+        anchor_table.anchor_table(INSTANCES, rows)
 
 
 @pytest.fixture
 def table():
     rows = [
-        {"key": i.key, "side": side, "loglik": value, "n_tokens": 3, "r_ver": 1.0}
+        row(i.key, side, value)
         for i, value in zip(INSTANCES, (-1.0, -2.0), strict=True)
         for side in anchors.SIDES
     ]
-    return anchor_table(INSTANCES, rows)
+    return anchor_table.anchor_table(INSTANCES, rows)
 
 
 def test_bounds_are_joined_by_key(table):
@@ -212,11 +294,252 @@ def test_bounds_of_another_request_are_refused(table):
         join_anchors([INSTANCES[0], instance("a", "Describe the sea by day.")], table)
 
 
+def test_the_region_methods_take_ends_of_intervals_and_complete_prompts_only():
+    values = {"constrained": (-3.0, -2.0), "natural": (-1.5, -0.5)}
+    rows = [
+        row(key, side, None if (key, side, draw) == ("a", "natural", 1) else value, draw=draw)
+        for key in "ba"
+        for side, pair in values.items()
+        for draw, value in enumerate(pair)
+    ]
+    table = anchor_table.anchor_table(INSTANCES, rows, draws=2)
+    l0, l1 = bounds_for("calif", table)
+    assert l0.tolist() == [-2.5, -2.5]
+    assert l1.tolist() == [-1.0, -1.5], "the mean of what is there"
+    # Two draws half a nat from their mean: s = sqrt(0.5), h = 12.7062 * s / sqrt(2) = 6.3531.
+    l0, l1 = bounds_for("outer_region", table)
+    assert l0[0] == pytest.approx(-2.5 - 6.3531, abs=1e-4)
+    assert l1[0] == pytest.approx(-1.0 + 6.3531, abs=1e-4)
+    l0, l1 = bounds_for("inner_region", table)
+    assert l0[0] == pytest.approx(-2.5 + 6.3531, abs=1e-4)
+    assert np.isnan([l0[1], l1[1]]).all()
+
+
+# ---------------------------------------------------------------- how they were measured
+
+
+def test_the_file_says_how_the_bounds_were_measured(compute, tiny):
+    _, run = compute(script(), sampling={"max_tokens": 9, "top_p": 0.9}, seed=3)
+    found = anchor_table.read_metadata(run.folder / anchors.ANCHORS)
+    template = hashlib.sha256(tiny.tokenizer.chat_template.encode()).hexdigest()
+    expected = {
+        "schema": 1,
+        "model": "tiny-random-llama",
+        "thinking": False,
+        "engine": None,
+        "chat_template_sha256": template,
+        "data_sha256": run.manifest()["data_sha256"],
+        "draws": 1,
+        "retries": 3,
+        "seed": 3,
+        "dtype": "float32",
+    }
+    assert {key: found[key] for key in expected} == expected
+    assert found["sampling"] == {
+        "temperature": 1.0,
+        "top_p": 0.9,
+        "top_k": 0,
+        "max_tokens": 9,
+        "batch_size": 32,
+    }
+    assert found["scorer"]["precision"] == "float32"
+    assert found["versions"]["transformers"]
+
+
+def changed(stage: AnchorStage, **changes) -> AnchorStage:
+    """The stage with other settings, given as in the metadata: ``sampling__top_p=0.9``."""
+    tree = stage.model_dump()
+    for name, value in changes.items():
+        path = name.split("__")
+        if path[0] in tree["anchors"]:
+            path = ["anchors", *path]
+        place = tree
+        for part in path[:-1]:
+            place = place[part]
+        place[path[-1]] = value
+    return AnchorStage(**tree)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": "smollm2-135m-instruct"}, "model is 'tiny-random-llama', but 'smollm2"),
+        ({"thinking": True}, "thinking is False, but True"),
+        ({"engine": "vllm"}, "engine is None, but 'vllm'"),
+        ({"sampling__temperature": 0.9}, "sampling.temperature is 1.0, but 0.9"),
+        ({"sampling__top_p": 0.95}, "sampling.top_p is 1.0, but 0.95"),
+        ({"sampling__top_k": 20}, "sampling.top_k is 0, but 20"),
+        ({"sampling__max_tokens": 65}, "sampling.max_tokens is 2048, but 65"),
+        ({"draws": 8}, "draws is 1, but 8"),
+        ({"seed": 1}, "seed is 0, but 1"),
+    ],
+)
+def test_bounds_that_were_measured_otherwise_are_refused(compute, changes, message):
+    _, run = compute(script())
+    path = run.folder / anchors.ANCHORS
+    with pytest.raises(AnchorError, match=message) as error:
+        load_anchors(path, changed(run.stage, **changes))
+    assert str(path) in str(error.value)
+
+
+def test_bounds_of_other_prompts_or_another_template_are_refused(compute):
+    _, run = compute(script())
+    path = run.folder / anchors.ANCHORS
+    sha256 = run.manifest()["data_sha256"]
+    with pytest.raises(AnchorError, match=f"data_sha256 is '{sha256}', but 'abc'"):
+        load_anchors(run, run.stage, "abc")
+    metadata = anchor_table.read_metadata(path)
+    anchor_table.write_anchors(load_anchors(path), path, metadata | {"chat_template_sha256": "x"})
+    with pytest.raises(AnchorError, match="chat_template_sha256 is 'x', but '"):
+        load_anchors(run, run.stage, sha256)
+
+
+def test_what_does_not_change_their_meaning_is_not_compared(compute):
+    _, run = compute(script())
+    same = changed(run.stage, retries=5, sampling__batch_size=7)
+    pd.testing.assert_frame_equal(
+        load_anchors(run, same, run.manifest()["data_sha256"]), load_anchors(run)
+    )
+
+
+def test_a_table_that_does_not_say_how_it_was_measured_is_refused(compute, tmp_path):
+    _, run = compute(script())
+    path = tmp_path / "foreign.parquet"
+    load_anchors(run).to_parquet(path)
+    with pytest.raises(AnchorError, match="foreign.parquet: says nothing of how"):
+        load_anchors(path)
+    anchor_table.write_anchors(load_anchors(run), path, {"schema": 0})
+    with pytest.raises(AnchorError, match="schema version 0, expected 1"):
+        load_anchors(path)
+
+
 def test_bounds_of_an_incomplete_run_are_refused(compute, monkeypatch):
     _, run = compute(script())
     (run.folder / "manifest.json").unlink()
     with pytest.raises(AnchorError, match=f"{run.folder} are not complete"):
         load_anchors(open_run("test", run.stage))
+
+
+# ---------------------------------------------------------------- the self-test
+
+
+class ShiftedScorer:
+    """Stands in for a scorer of another model: off by a constant."""
+
+    def __init__(self, engine, shift: float) -> None:
+        self.inner = ReferenceScorer(engine.model, engine.tokenizer)
+        self.tokenizer, self.shift, self.seen = engine.tokenizer, shift, []
+
+    def score(self, requests, answers):
+        self.seen += requests
+        return self.inner.score(requests, answers) + self.shift
+
+
+def test_the_self_test_scores_both_sides_again(compute):
+    engine, run = compute(script())
+    scorer = ShiftedScorer(engine, 0.01)
+    assert self_test(run, INSTANCES, scorer, n=4) == pytest.approx(0.01, abs=1e-5)
+    assert sorted(scorer.seen) == sorted(2 * [i.request for i in INSTANCES])
+    scorer.seen.clear()
+    self_test(run, INSTANCES, scorer, n=2)
+    assert len(scorer.seen) == 2, "one a side"
+
+
+def test_another_scorer_is_found_out_before_training(compute):
+    engine, run = compute(script())
+    stored = {(r["key"], r["side"]): r["loglik"] for r in read_draws(run.folder)}
+    with pytest.raises(AnchorError) as error:
+        self_test(run, INSTANCES, ShiftedScorer(engine, -0.03))
+    text = str(error.value)
+    key, side = next(k for k in stored if f"{k[1]} answer of key {k[0]!r}" in text)
+    assert f"l = {stored[key, side]:.4f}, scored again {stored[key, side] - 0.03:.4f}" in text
+    assert "another model, another chat template, or another precision" in text
+
+
+def test_answers_to_other_prompts_are_no_self_test(compute):
+    engine, run = compute(script())
+    scorer = ReferenceScorer(engine.model, engine.tokenizer)
+    with pytest.raises(AnchorError, match="holds no answer to these prompts"):
+        self_test(run, [instance("new", "Why?")], scorer)
+
+
+# ---------------------------------------------------------------- defects
+
+
+LOOP = "again and " * 30
+PI = "314159265358979323846264338327951288419716939937511582197494"  # 60 digits, 1 to 9
+
+
+@pytest.mark.parametrize(
+    ("text", "n_tokens", "expected"),
+    [
+        ("", 0, "empty"),
+        (" \n", 2, "empty"),
+        ("Yes", 1, "one_token"),
+        ("A cup of tea, please.", 9, "near_empty"),
+        ("A cup of black tea, please.", 10, ""),
+        (LOOP, 60, "loop"),
+        ("again and " * 24, 48, ""),  # 48 words: too short to be called a loop
+        (" ".join(PI), 60, ""),  # 9 distinct of 60: 0.15 is not under 0.15
+        (" ".join(PI.replace("9", "8")), 60, "loop"),
+        # Four times the same eight words (32) among 28 others: more than half of 60.
+        (
+            " ".join(f"a b c d e f g h {' '.join(f'w{i}{j}' for j in range(7))}" for i in range(4)),
+            60,
+            "loop",
+        ),
+        # Three times (24 of 60) is not.
+        (
+            " ".join(
+                f"a b c d e f g h {' '.join(f'w{i}{j}' for j in range(12))}" for i in range(3)
+            ),
+            60,
+            "",
+        ),
+    ],
+)
+def test_defects_of_an_answer(text, n_tokens, expected):
+    assert anchor_rows.defect(text, n_tokens) == expected
+
+
+def test_degenerate_prompts():
+    def both(key, constrained=None, natural=None):
+        defaults = {"l": -1.0, "n_tokens": 60, "r_ver": 0.0, "answer": f"answer {key}"}
+        return [
+            row(key, "constrained", **defaults | (constrained or {})),
+            row(key, "natural", **defaults | (natural or {})),
+        ]
+
+    prompts = [
+        instance(key, f"Request {key}.")
+        for key in ("sound", "loop", "asked", "natural", "short", "same", "gone")
+    ]
+    rows = [
+        *both("sound"),
+        *both("loop", {"answer": LOOP}),
+        *both("asked", {"answer": LOOP, "r_ver": 1.0}),
+        *both("natural", natural={"answer": LOOP, "r_ver": 1.0}),
+        *both("short", {"n_tokens": 9}),
+        *both("same"),
+        *both("gone", natural={"answer": "", "l": None, "n_tokens": 0}),
+    ]
+    for r in rows:
+        if r["key"] == "same":
+            r["answer"] = "the very same"
+    table = anchor_table.anchor_table(prompts, rows)
+    found = dict(zip(table["key"], degenerate(table), strict=True))
+    assert found == {
+        "sound": False,
+        "loop": True,
+        "asked": False,
+        "natural": True,
+        "short": True,
+        "same": True,
+        "gone": True,
+    }
+
+
+# ---------------------------------------------------------------- other prompts
 
 
 def test_anchors_are_not_continued_with_edited_prompts(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -169,6 +170,56 @@ def test_settings_reach_the_stage(place, monkeypatch, califkit):
     assert execution.save_every == 3
 
 
+# ---------------------------------------------------------------- anchors
+
+
+def test_a_shard_is_computed_and_the_last_one_completes_the_run(califkit, place):
+    path = params(place, anchors={"sampling": {"max_tokens": 4, "batch_size": 1}})
+    stage = cli.load_params(path).settings.anchor_stage()
+    code, out, error = califkit("anchors", "--profile", path, "--shard", "1/2")
+    assert code == 0, error
+    assert "anchors: shard 1 of 2 is done, 2 of 4 batches are there" in out
+    assert not runs.open_run("test", stage).is_complete
+    error = califkit("anchors", "report", "--profile", path)[2]
+    assert error.endswith(" are not complete\n")
+    code, out, error = califkit("anchors", "--profile", path, "--shard", "0/2")
+    assert code == 0, error
+    run = runs.open_run("test", stage)
+    assert out.endswith(f"{run.folder}: complete, 2 rows\n")
+    assert {p.name for p in run.folder.glob("draws*")} == {
+        "draws-0-of-2.jsonl",
+        "draws-1-of-2.jsonl",
+    }
+    code, out, error = califkit("anchors", "report", "--profile", path, "--out", place / "health")
+    assert code == 0, error
+    assert "reversed bounds (l0 > l1), share" in out
+    assert "not measured, because one draw a side" in out
+    written = {p.name for p in (place / "health").iterdir()}
+    names = ("health", "length_ratio", "n_constraints", "length", "family", "missing")
+    assert written == {f"anchors_{name}.{end}" for name in names for end in ("csv", "md")}
+    text = (place / "health" / "anchors_health.md").read_text()
+    assert text.startswith("| finding | what | value | n | comment |")
+
+
+@pytest.mark.parametrize("shard", ["2/2", "1", "-1/2", "a/b", "1/0", "0/"])
+def test_a_shard_that_cannot_be(refused, place, shard):
+    error = refused("anchors", "--profile", params(place), f"--shard={shard}")
+    assert f"--shard '{shard}': expected I/N" in error
+
+
+def test_a_report_on_anchors_that_are_not_there(refused, place):
+    path = params(place)
+    assert "are not complete" in refused("anchors", "report", "--profile", path)
+    (place / "file").write_text("mine")
+    error = refused("anchors", "report", "--profile", path, "--out", place / "file")
+    assert f"{place / 'file'}: is not a folder" in error
+
+
+def test_options_before_the_report_are_not_dropped(refused, place):
+    error = refused("anchors", "--profile", params(place), "report")
+    assert "options come after the command: califkit anchors report --profile" in error
+
+
 # ---------------------------------------------------------------- what settings name
 
 
@@ -178,6 +229,13 @@ def test_an_unknown_model(refused, place, name):
     assert "model 'nope': not a folder" in refused(*command(name, path, place))
     path = params(place, model="califkit-test/no-such-model")
     assert "model 'califkit-test/no-such-model'" in refused(*command(name, path, place))
+
+
+@pytest.mark.skipif(find_spec("vllm") is not None, reason="vllm is installed")
+@pytest.mark.parametrize("name", STAGES)
+def test_an_engine_that_is_not_installed(refused, place, name):
+    error = refused(*command(name, params(place, engine="vllm"), place))
+    assert "settings.engine: vllm is not installed" in error
 
 
 @pytest.mark.parametrize("name", [*STAGES, "reproduce"])

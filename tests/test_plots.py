@@ -8,6 +8,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.collections import LineCollection, PathCollection
 from matplotlib.colors import to_rgb
 
 from califkit import evaluation, paper, plots
@@ -244,6 +245,43 @@ def test_nothing_is_cut_off_at_the_edge_of_a_figure():
         width, height = figure.get_size_inches()
         assert box.x0 > -0.01 and box.y0 > -0.01
         assert box.x1 < width + 0.01 and box.y1 < height + 0.01
+
+
+def test_anchor_health_draws_answers_medians_and_reversed_shares():
+    answers = pd.DataFrame(
+        {
+            "side": ["constrained", "constrained", "natural"],
+            "tokens": [4, 40, 300],
+            "l": [-4.0, -2.0, -1.0],
+        }
+    )
+    by_length = pd.DataFrame(
+        {
+            "side": ["constrained", "constrained", "natural"],
+            "tokens_from": [4, 32, 256],
+            "tokens_to": [8, 64, 512],
+            "median_l": [-4.0, -2.0, -1.0],
+        }
+    )
+    octiles = pd.DataFrame(
+        {
+            "octile": [1, 2],
+            "ratio_from": [0.1, 0.5],
+            "ratio_to": [0.4, 3.0],
+            "n": [5, 4],
+            "reversed": [0.2, 0.75],
+        }
+    )
+    left, right = plots.anchor_health(answers, by_length, octiles)
+    points = [p.get_offsets().tolist() for p in left.collections if isinstance(p, PathCollection)]
+    assert points == [[[4, -4], [40, -2]], [[300, -1]]]
+    bars = [p for p in left.collections if isinstance(p, LineCollection)]
+    medians = [segment.tolist() for bar in bars for segment in bar.get_segments()]
+    assert medians == [[[4, -4], [8, -4]], [[32, -2], [64, -2]], [[256, -1], [512, -1]]]
+    assert left.get_xscale() == "log"
+    assert "constrained (2)" in texts(left) and "natural (1)" in texts(left)
+    assert [bar.get_height() for bar in right.patches] == [20.0, 75.0]
+    assert "n = 5" in texts(right) and "0.50\nto 3.00" in texts(right)
 
 
 def test_save_figure_writes_picture_document_and_the_drawn_data(tmp_path, monkeypatch):
