@@ -111,7 +111,7 @@ class Sampling(Frozen):
     temperature: Positive = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     top_k: Annotated[int, Field(ge=0)] = 0
-    max_tokens: Count = 64
+    max_tokens: Count = 2048
     batch_size: Count = 32
 
 
@@ -162,6 +162,7 @@ class TrainingSettings(Frozen):
 
     ``lora`` None trains all weights. ``use_vllm`` draws the rollouts with vLLM inside the trainer
     (GPU). ``drop_degenerate`` leaves out prompts whose anchors are loops, nearly empty or missing.
+    ``anchors_may_differ`` admits anchors that were drawn otherwise than the rollouts are.
     """
 
     steps: Count = 364
@@ -183,6 +184,7 @@ class TrainingSettings(Frozen):
     lora: LoraSettings | None = None
     use_vllm: bool = False
     drop_degenerate: bool = False
+    anchors_may_differ: bool = False
 
     @model_validator(mode="after")
     def _consistent(self) -> TrainingSettings:
@@ -219,6 +221,25 @@ Engine = Literal["vllm"] | None
 """What draws responses; None is ``model.generate`` of transformers."""
 
 
+def _check_anchor_sampling(anchors: Sampling, training: TrainingSettings) -> None:
+    """Bounds from longer, colder or truncated draws would not bound the rollouts."""
+    if training.anchors_may_differ:
+        return
+    rollouts = {
+        "temperature": training.temperature,
+        "top_p": 1.0,
+        "top_k": 0,
+        "max_tokens": training.max_completion_tokens,
+    }
+    for name, value in rollouts.items():
+        if getattr(anchors, name) != value:
+            raise ValueError(
+                f"anchors.sampling.{name} = {getattr(anchors, name)}, but rollouts are drawn with "
+                f"{value}; make them equal, or set training.anchors_may_differ: true, which is "
+                "recorded with the results"
+            )
+
+
 class AnchorStage(Frozen):
     """l0 and l1 of every training prompt under the frozen reference."""
 
@@ -245,6 +266,11 @@ class TrainStage(Frozen):
     reward: RewardOptions | None = None
     anchors: AnchorStage
     training: TrainingSettings
+
+    @model_validator(mode="after")
+    def _anchors_are_drawn_like_rollouts(self) -> TrainStage:
+        _check_anchor_sampling(self.anchors.anchors.sampling, self.training)
+        return self
 
     @property
     def name(self) -> str:
@@ -348,6 +374,11 @@ class Settings(Frozen):
                 f"data.n_prompts = {self.data.n_prompts} is less than "
                 f"training.prompts_per_step = {self.training.prompts_per_step}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _anchors_are_drawn_like_rollouts(self) -> Settings:
+        _check_anchor_sampling(self.anchors.sampling, self.training)
         return self
 
     def anchor_stage(self, method: str = "calif") -> AnchorStage:

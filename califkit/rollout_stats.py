@@ -56,7 +56,7 @@ def step_statistics(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
             and ``zeroed/usual`` (all others) have the same denominator and add up to it.
         ``r_ver/<family>``
             Share of the family's constraints that are followed.
-        ``reward_std_in_group``
+        ``group_reward_std``
             Mean over groups of the sample standard deviation (n - 1) of the rewards.
         ``groups_without_spread``
             Share of groups with all rewards equal, which teach nothing.
@@ -102,7 +102,7 @@ def step_statistics(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         "zeroed/usual": nan_mean((zeroed & (zone != "reversed"))[satisfied]),
         "zeroed/reversed": nan_mean((zeroed & (zone == "reversed"))[satisfied]),
         "sign_flips": float(_sign_flips(r_ver, reward, groups).mean()),
-        "reward_std_in_group": nan_mean([reward[g].std(ddof=1) for g in groups if len(g) > 1]),
+        "group_reward_std": nan_mean([reward[g].std(ddof=1) for g in groups if len(g) > 1]),
         "groups_without_spread": nan_mean([np.ptp(reward[g]) == 0 for g in groups]),
         "groups_with_equal_r_ver": nan_mean([np.ptp(r_ver[g]) == 0 for g in groups]),
         "region_position": _nan_median(position),

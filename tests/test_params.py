@@ -268,10 +268,6 @@ CHANGES = {
     "data.constraint_ids": (["punctuation:no_comma"], ANCHORS),
     "data.revision": ("abc", ANCHORS),
     "data.seed": (1, ANCHORS),
-    "anchors.sampling.temperature": (0.9, ANCHORS),
-    "anchors.sampling.top_p": (0.9, ANCHORS),
-    "anchors.sampling.top_k": (5, ANCHORS),
-    "anchors.sampling.max_tokens": (65, ANCHORS),
     "anchors.sampling.batch_size": (16, ANCHORS),
     "anchors.draws": (2, ANCHORS),
     "anchors.retries": (1, ANCHORS),
@@ -279,7 +275,6 @@ CHANGES = {
     "training.steps": (3, TRAINED),
     "training.prompts_per_step": (512, TRAINED),
     "training.rollouts_per_prompt": (4, TRAINED),
-    "training.max_completion_tokens": (9, TRAINED),
     "training.learning_rate": (1e-6, TRAINED),
     "training.lr_scheduler": ("linear", TRAINED),
     "training.adam_betas": ([0.9, 0.95], TRAINED),
@@ -318,6 +313,10 @@ ELSEWHERE = {"alpha", "methods", "train_seeds", "eval_seeds", "evaluation.semant
 ELSEWHERE |= {"region_draws"}
 # One temperature only, so that l0 and l1 bound the rollouts.
 ELSEWHERE |= {"training.temperature"}
+# Anchors are drawn as the rollouts are.
+ANCHOR_SAMPLING = {"temperature": 0.9, "top_p": 0.9, "top_k": 5, "max_tokens": 9}
+ELSEWHERE |= {f"anchors.sampling.{name}" for name in ANCHOR_SAMPLING}
+ELSEWHERE |= {"training.max_completion_tokens", "training.anchors_may_differ"}
 
 
 def leaves(tree: dict, prefix: str = "") -> set[str]:
@@ -351,6 +350,26 @@ def test_the_hash_covers_what_can_change_the_result_and_nothing_else(write, key)
     before = stage_hashes(load_params(write({})).settings)
     after = stage_hashes(load_params(write(override)).settings)
     assert {kind for kind in before if before[kind] != after[kind]} == expected
+
+
+@pytest.mark.parametrize(("name", "value"), ANCHOR_SAMPLING.items())
+def test_anchors_drawn_otherwise_than_rollouts_have_to_be_asked_for(write, name, value):
+    changed = {"anchors": {"sampling": {name: value}}}
+    with pytest.raises(ParamsError, match=rf"anchors\.sampling\.{name} = {value}.*anchors_may_dif"):
+        load_params(write(changed))
+    allowed = load_params(write(changed | {"training": {"anchors_may_differ": True}})).settings
+    plain = load_params(write({})).settings
+    hashes = stage_hashes(allowed), stage_hashes(plain)
+    assert {kind for kind in hashes[0] if hashes[0][kind] != hashes[1][kind]} == ANCHORS
+
+
+def test_the_token_limit_of_rollouts_splits_training_runs_and_anchors(write):
+    limits = {
+        "training": {"max_completion_tokens": 9},
+        "anchors": {"sampling": {"max_tokens": 9}},
+    }
+    one, two = (stage_hashes(load_params(write(s)).settings) for s in ({}, limits))
+    assert {kind for kind in one if one[kind] != two[kind]} == ANCHORS
 
 
 def test_equal_settings_have_one_hash_however_they_are_written(write):

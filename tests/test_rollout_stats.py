@@ -78,7 +78,7 @@ def test_every_number_of_a_step():
         "zeroed/usual": 1 / 10,
         "zeroed/reversed": 1 / 10,
         "sign_flips": 2 / 12,
-        "reward_std_in_group": spread,
+        "group_reward_std": spread,
         "groups_without_spread": 1 / 3,
         "groups_with_equal_r_ver": 1 / 3,
         # (l1 - l) / 2 for l = -2, -0.5, -4, -1.5: 0.5, -0.25, 1.5, 0.25
@@ -155,8 +155,8 @@ def test_rounding_of_a_mean_is_no_sign_flip():
 def test_a_group_of_one_has_no_deviation():
     rows = [rollout("a", 1.0, 1.0), rollout("b", 1.0, 1.1), rollout("b", 0.0, 0.0)]
     result = step_statistics(rows)
-    assert result["reward_std_in_group"] == pytest.approx(statistics.stdev([1.1, 0.0]))
-    assert "reward_std_in_group" not in step_statistics(rows[:1])
+    assert result["group_reward_std"] == pytest.approx(statistics.stdev([1.1, 0.0]))
+    assert "group_reward_std" not in step_statistics(rows[:1])
 
 
 def test_a_step_without_rollouts_or_with_an_unknown_zone_is_refused():

@@ -33,6 +33,7 @@ SETTINGS: dict[str, Any] = {
         "prompts_per_step": 2,
         "rollouts_per_prompt": 4,
         "max_completion_tokens": 8,
+        "anchors_may_differ": True,  # tests vary the one without the other
         "learning_rate": 1e-3,
         "micro_batch_size": 4,
         "gradient_checkpointing": False,
