@@ -23,15 +23,10 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import yaml
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from califkit.frozen import Count, Frozen, Positive, Seed, Share
+from califkit.judge_settings import JudgeModel, JudgeSettings
 
 Method = Literal[
     "if_rlvr",
@@ -43,8 +38,13 @@ Method = Literal[
     "no_upper_dev",
     "inner_region",
     "outer_region",
+    "self_judge",
+    "stronger_judge",
 ]
 """Reward of a training run; `califkit.rewards.RewardRule` says what each one pays."""
+
+JUDGE_METHODS = ("self_judge", "stronger_judge")
+"""Methods whose bonus a judge gives (paper section 2.4)."""
 
 REGION_METHODS = ("inner_region", "outer_region")
 """Methods whose bounds are ends of confidence intervals over several draws a side (section 6)."""
@@ -52,31 +52,9 @@ REGION_METHODS = ("inner_region", "outer_region")
 Semantics = Literal["published", "repaired"]
 """Verdicts of the published code, or with its named defects repaired."""
 
-Count = Annotated[int, Field(ge=1)]
-Seed = Annotated[int, Field(ge=0, lt=2**32)]
-Positive = Annotated[float, Field(gt=0)]
-Share = Annotated[float, Field(ge=0, lt=1)]
-
 
 class ParamsError(ValueError):
     """A params file or an override that cannot be used; the message names file, key and value."""
-
-
-class Frozen(BaseModel):
-    """Immutable settings that refuse unknown keys, infinities, and true or false for a number."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=()
-    )
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _truth_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
-        items = value if isinstance(value, list | tuple) else [value]
-        wants_bool = cls.model_fields[info.field_name].annotation is bool
-        if not wants_bool and any(isinstance(item, bool) for item in items):
-            raise ValueError("true and false (in YAML also yes, no, on, off) do not fit this key")
-        return value
 
 
 class DataSettings(Frozen):
@@ -256,14 +234,17 @@ class AnchorStage(Frozen):
 
 
 class TrainStage(Frozen):
-    """One GRPO run. What a method does not use (``alpha``, ``reward``) is None, so that it cannot
-    split runs."""
+    """One GRPO run. What a method does not use (``alpha``, ``reward``, ``judge``) is None, so that
+    it cannot split runs. ``tau`` None is measured: the judge's mean score of the reference answers
+    (A5)."""
 
     kind: ClassVar[str] = "training"
     method: Method
     seed: Seed
     alpha: Positive | None
     reward: RewardOptions | None = None
+    judge: JudgeModel | None = None
+    tau: float | None = None
     anchors: AnchorStage
     training: TrainingSettings
 
@@ -310,14 +291,61 @@ class ScoreStage(Frozen):
         return self.responses.name
 
 
-Stage = AnchorStage | TrainStage | GenerateStage | ScoreStage
+class QualityStage(Frozen):
+    """Response quality of generated responses, scored by one judge."""
+
+    kind: ClassVar[str] = "quality"
+    responses: GenerateStage
+    judge: JudgeModel
+
+    @property
+    def name(self) -> str:
+        return f"{self.responses.name}-{self.judge.name}"
+
+
+class PairwiseStage(Frozen):
+    """Which of two policies answers each prompt better, judged in both orders."""
+
+    kind: ClassVar[str] = "pairwise"
+    first: GenerateStage
+    second: GenerateStage
+    judge: JudgeModel
+
+    @property
+    def name(self) -> str:
+        return f"{self.first.name}-against-{self.second.name}-{self.judge.name}"
+
+
+class RubricStage(Frozen):
+    """Verdicts of a judge on the responses to a rubric benchmark."""
+
+    kind: ClassVar[str] = "rubrics"
+    responses: GenerateStage
+    judge: JudgeModel
+
+    @property
+    def name(self) -> str:
+        benchmark = self.responses.evaluation.benchmark.partition(":")[0]
+        return f"{benchmark}-{self.responses.name}-{self.judge.name}"
+
+
+Stage = (
+    AnchorStage
+    | TrainStage
+    | GenerateStage
+    | ScoreStage
+    | QualityStage
+    | PairwiseStage
+    | RubricStage
+)
 
 
 class Execution(Frozen):
     """How the work is carried out; nothing here changes what comes out, so it is not hashed.
 
-    ``processes`` is their number in one job (ranks of a training run, shards of anchors),
-    ``workers`` the number of local jobs at a time. ``tokens_per_pass`` bounds the memory of the
+    ``judges`` says how each judge that the settings name is reached. ``processes`` is their number
+    in one job (ranks of a training run, shards of anchors), ``workers`` the number of local jobs
+    at a time. ``tokens_per_pass`` bounds the memory of the
     scorer. ``deepspeed`` is the path of a DeepSpeed configuration, ``report_to`` lists trackers
     beside the log that is always written.
     """
@@ -332,6 +360,23 @@ class Execution(Frozen):
     deepspeed: str | None = None
     report_to: tuple[Literal["trackio", "wandb", "tensorboard"], ...] = ()
     slurm: dict[str, Any] = {}
+    judges: tuple[JudgeSettings, ...] = ()
+
+    def judge(self, name: str) -> JudgeSettings:
+        """The judge of this name; `ParamsError` lists those there are."""
+        for settings in self.judges:
+            if settings.name == name:
+                return settings
+        known = ", ".join(judge.name for judge in self.judges) or "none"
+        raise ParamsError(f"no judge {name!r} in execution.judges; there are: {known}")
+
+    @field_validator("judges")
+    @classmethod
+    def _names_differ(cls, value: tuple[JudgeSettings, ...]) -> tuple[JudgeSettings, ...]:
+        names = [judge.name for judge in value]
+        if len(set(names)) < len(names):
+            raise ValueError(f"two judges of one name: {', '.join(names)}")
+        return value
 
 
 class Settings(Frozen):
@@ -343,6 +388,11 @@ class Settings(Frozen):
     methods: tuple[Method, ...] = ("if_rlvr", "calif")
     alpha: Positive = 0.1
     reward: RewardOptions = RewardOptions()
+    judge: str | None = None
+    self_judge: str | None = None
+    stronger_judge: str | None = None
+    tau: float | None = None
+    rubrics: tuple[str, ...] = ()
     region_draws: Annotated[int, Field(ge=2)] = 8
     train_seeds: tuple[Seed, ...] = (0,)
     eval_seeds: tuple[Seed, ...] = (0, 1, 2)
@@ -381,6 +431,18 @@ class Settings(Frozen):
         _check_anchor_sampling(self.anchors.sampling, self.training)
         return self
 
+    @model_validator(mode="after")
+    def _judges_are_known(self) -> Settings:
+        for key in ("judge", *JUDGE_METHODS):
+            name = getattr(self, key)
+            if name is not None:
+                self.execution.judge(name)
+            elif key in self.methods:
+                raise ValueError(
+                    f"methods has {key}, but the setting {key} names no judge of execution.judges"
+                )
+        return self
+
     def anchor_stage(self, method: str = "calif") -> AnchorStage:
         """The bounds that a method needs: the region methods take `region_draws` draws a side."""
         anchors = self.anchors
@@ -395,11 +457,14 @@ class Settings(Frozen):
         )
 
     def train_stage(self, method: str, seed: int) -> TrainStage:
+        judged = method in JUDGE_METHODS
         return TrainStage(
             method=method,
             seed=seed,
             alpha=None if method == "if_rlvr" else self.alpha,
             reward=self.reward if method in ("calif", *REGION_METHODS) else None,
+            judge=self._judge(getattr(self, method)) if judged else None,
+            tau=self.tau if judged else None,
             anchors=self.anchor_stage(method),
             training=self.training,
         )
@@ -408,25 +473,58 @@ class Settings(Frozen):
         """All training runs of the profile, method by method."""
         return [self.train_stage(m, s) for m in self.methods for s in self.train_seeds]
 
-    def score_stages(self) -> list[ScoreStage]:
-        """All evaluations of the profile: the base model, then every training run, per seed."""
+    def generate_stages(self, benchmark: str | None = None) -> list[GenerateStage]:
+        """Responses of the base model, then of every training run, per seed."""
         # Without the semantics: responses do not depend on how they are judged later.
         how = ResponseSettings(**self.evaluation.model_dump(exclude={"semantics"}))
+        if benchmark is not None:
+            how = how.model_copy(update={"benchmark": benchmark})
         return [
-            ScoreStage(
-                responses=GenerateStage(
-                    model=self.model,
-                    thinking=self.thinking,
-                    engine=self.engine,
-                    policy=policy,
-                    evaluation=how,
-                    seed=seed,
-                ),
-                semantics=self.evaluation.semantics,
+            GenerateStage(
+                model=self.model,
+                thinking=self.thinking,
+                engine=self.engine,
+                policy=policy,
+                evaluation=how,
+                seed=seed,
             )
             for policy in [None, *self.train_stages()]
             for seed in self.eval_seeds
         ]
+
+    def score_stages(self) -> list[ScoreStage]:
+        """All evaluations of the profile, in the order of `generate_stages`."""
+        semantics = self.evaluation.semantics
+        return [ScoreStage(responses=r, semantics=semantics) for r in self.generate_stages()]
+
+    def quality_stages(self) -> list[QualityStage]:
+        """Response quality of the same responses; none without a judge."""
+        if self.judge is None:
+            return []
+        judge = self._judge(self.judge)
+        return [QualityStage(responses=r, judge=judge) for r in self.generate_stages()]
+
+    def pairwise_stages(self) -> list[PairwiseStage]:
+        """CaLIF against IF-RLVR, first training and evaluation seed (A21); none without a judge."""
+        if self.judge is None or not {"calif", "if_rlvr"} <= set(self.methods):
+            return []
+        first_of = {r.method: r for r in reversed(self.generate_stages())}
+        judge = self._judge(self.judge)
+        return [PairwiseStage(first=first_of["calif"], second=first_of["if_rlvr"], judge=judge)]
+
+    def rubric_stages(self) -> list[RubricStage]:
+        """Every policy on every benchmark in ``rubrics``; none without a judge."""
+        if self.judge is None:
+            return []
+        judge = self._judge(self.judge)
+        return [
+            RubricStage(responses=responses, judge=judge)
+            for benchmark in self.rubrics
+            for responses in self.generate_stages(benchmark)
+        ]
+
+    def _judge(self, name: str) -> JudgeModel:
+        return self.execution.judge(name).identity()
 
 
 class Params(Frozen):
@@ -449,7 +547,11 @@ def stage_hash(stage: Stage) -> str:
 
 
 def _without_off(settings: dict[str, Any]) -> dict[str, Any]:
-    kept = {k: _without_off(v) if isinstance(v, dict) else v for k, v in settings.items()}
+    free = {"extra_body"}  # not ours: a judge's server may well tell False from nothing
+    kept = {
+        key: _without_off(value) if isinstance(value, dict) and key not in free else value
+        for key, value in settings.items()
+    }
     return {k: v for k, v in kept.items() if v is not None and v is not False and v != {}}
 
 

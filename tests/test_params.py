@@ -310,7 +310,8 @@ CHANGES = {
 }
 # These have tests of their own below.
 ELSEWHERE = {"alpha", "methods", "train_seeds", "eval_seeds", "evaluation.semantics"}
-ELSEWHERE |= {"region_draws"}
+ELSEWHERE |= {"region_draws", "judge", "self_judge", "stronger_judge", "tau", "rubrics"}
+ELSEWHERE |= {"execution.judges"}
 # One temperature only, so that l0 and l1 bound the rollouts.
 ELSEWHERE |= {"training.temperature"}
 # Anchors are drawn as the rollouts are.
@@ -413,6 +414,67 @@ def test_an_option_that_is_off_leaves_older_runs_valid(write):
     stage = load_params(write({})).settings.train_stage("calif", 0)
     older = stage.model_copy(update={"reward": None})  # before the options existed
     assert stage_hash(older) == stage_hash(stage)
+
+
+JUDGE = {"name": "local", "model": "some/model", "base_url": "http://localhost:8000/v1"}
+
+
+def judged(write, **settings) -> Settings:
+    judges = [JUDGE | settings.pop("judge_settings", {})]
+    return load_params(
+        write({"execution": {"judges": judges}, "judge": "local"} | settings)
+    ).settings
+
+
+def test_a_judge_is_named_where_it_is_described(write):
+    with pytest.raises(ParamsError, match="no judge 'other' in execution.judges; there are: local"):
+        judged(write, judge="other")
+    with pytest.raises(ParamsError, match="methods has self_judge, but the setting self_judge"):
+        judged(write, methods=["self_judge"])
+    with pytest.raises(ParamsError, match="two judges of one name: local, local"):
+        load_params(write({"execution": {"judges": [JUDGE, JUDGE]}}))
+
+
+def test_what_a_judge_answers_is_hashed_and_how_it_is_reached_is_not(write):
+    def hashes(**changes):
+        settings = judged(write, judge_settings=changes, methods=["self_judge"], self_judge="local")
+        return stage_hash(settings.quality_stages()[0]), stage_hash(settings.train_stages()[0])
+
+    plain = hashes()
+    assert hashes(base_url="http://elsewhere:1/v1", concurrency=1, retries=0) == plain
+    for change in (
+        {"model": "other/model"},
+        {"temperature": 1.0},
+        {"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}},
+    ):
+        assert not set(hashes(**change)) & set(plain), change
+    off, on = (
+        hashes(extra_body={"chat_template_kwargs": {"enable_thinking": value}})
+        for value in (False, True)
+    )
+    assert not set(off) & set(on)
+
+
+def test_judging_leaves_the_runs_it_judges_alone(write):
+    plain = load_params(write({})).settings
+    settings = judged(write, rubrics=["followbench"])
+    assert settings.score_stages() == plain.score_stages()
+    assert [s.responses for s in settings.quality_stages()] == plain.generate_stages()
+    assert plain.quality_stages() == plain.pairwise_stages() == plain.rubric_stages() == []
+    (pair,) = settings.pairwise_stages()
+    assert (pair.first.method, pair.second.method) == ("calif", "if_rlvr")
+    assert pair.first.seed == pair.second.seed == plain.eval_seeds[0]
+    rubrics = settings.rubric_stages()
+    assert {s.responses.evaluation.benchmark for s in rubrics} == {"followbench"}
+    assert len(rubrics) == len(plain.generate_stages())
+
+
+def test_only_a_method_with_a_judge_has_judge_and_tau(write):
+    settings = judged(write, self_judge="local", tau=7.0)
+    assert settings.train_stage("self_judge", 0).tau == 7.0
+    assert settings.train_stage("self_judge", 0).judge.name == "local"
+    assert settings.train_stage("calif", 0).judge is None
+    assert settings.train_stage("calif", 0).tau is None
 
 
 def test_methods_and_seeds_have_hashes_of_their_own(write):

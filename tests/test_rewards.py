@@ -232,7 +232,7 @@ def test_draws_that_make_no_region_are_refused(arguments, message):
 
 # The rule.
 def test_methods_and_options_are_those_of_the_settings():
-    assert METHODS == typing.get_args(params.Method)
+    assert (*METHODS, *params.JUDGE_METHODS) == typing.get_args(params.Method)
     assert REGION_RULES == ("calif", *params.REGION_METHODS)
     assert RewardRule("calif", 0.1, **params.RewardOptions().model_dump()) == RewardRule()
     options = params.RewardOptions(
