@@ -1,0 +1,88 @@
+"""Answers of judges on disk: append-only JSONL, safe to kill and to share between processes.
+
+A row is appended under a file lock in a single write to a file opened for appending. A line without
+its end can only be left by a process that died while writing: a reader passes over it, and the next
+writer cuts it off.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+class Cache:
+    """Rows by their ``key``; the last row of a key counts. Without a path, kept in memory."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path
+        self.rows: dict[str, dict[str, Any]] = {}
+        self._read = 0  # bytes of whole lines read so far
+        self._lines = 0
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+
+    def refresh(self) -> None:
+        """Read the lines that were appended since the last time, also by other processes.
+
+        Raises
+        ------
+        ValueError
+            For a whole line that is no row; the message names file and line.
+        """
+        if self.path is None or not self.path.exists():
+            return
+        with self.path.open("rb") as file:
+            file.seek(self._read)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                self._lines += 1
+                self._read += len(line)
+                row = self._row(line)
+                self.rows[row["key"]] = row
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Append one row."""
+        self.rows[row["key"]] = row
+        if self.path is None:
+            return
+        line = json.dumps(row).encode("ascii") + b"\n"
+        file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            _cut_torn_line(file)
+            written = os.write(file, line)
+            if written != len(line):  # a full disk: the rest would make a torn line in the middle
+                os.ftruncate(file, os.fstat(file).st_size - written)
+                raise OSError(f"{self.path}: wrote {written} of {len(line)} bytes")
+            os.fsync(file)
+        finally:
+            os.close(file)  # also gives the lock back
+
+    def _row(self, line: bytes) -> dict[str, Any]:
+        try:
+            row = json.loads(line)
+            if isinstance(row["key"], str) and isinstance(row["text"], str):
+                return row
+        except (ValueError, KeyError, TypeError):
+            pass  # reported below
+        raise ValueError(
+            f"{self.path}: line {self._lines} is no row of a judge cache: {line[:80]!r}"
+        )
+
+
+def _cut_torn_line(file: int) -> None:
+    size = end = os.fstat(file).st_size
+    while end:
+        start = max(0, end - 65536)
+        newline = os.pread(file, end - start, start).rfind(b"\n")
+        if newline >= 0:
+            end = start + newline + 1
+            break
+        end = start
+    if end != size:
+        os.ftruncate(file, end)
