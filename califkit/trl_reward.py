@@ -1,78 +1,138 @@
-"""CaLIF as a reward function of TRL's ``GRPOTrainer``."""
+"""CaLIF as a reward function of TRL's ``GRPOTrainer``, in one process or several."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any, Literal
 
 import numpy as np
 
 from califkit.adapters import completion_text, read_constraints
 from califkit.likelihood import ReferenceScorer
-from califkit.metrics import distinct_2, nan_mean, none_if_nan
-from califkit.rewards import ZONES, calif_reward, exceeds_ceiling, zones
-from califkit.verifiers import fraction_followed
+from califkit.metrics import distinct_2, none_if_nan
+from califkit.reasoning import final_answer
+from califkit.reference import check_adapter, find_reference
+from califkit.rewards import RewardRule, zones
+from califkit.rollout_stats import step_statistics
+from califkit.verifiers import Constraint, verify_all
+
+COLUMNS = ("request", "constraints", "l0", "l1")
+"""Columns that the data set needs beside ``prompt``."""
+
+
+class RewardError(ValueError):
+    """Settings or data that `CalifReward` cannot score; the message says which and why."""
 
 
 class CalifReward:
-    """Reward function for TRL's ``GRPOTrainer``: CaLIF, or the verifier fraction alone.
+    """Reward function for TRL's ``GRPOTrainer``: CaLIF or another reward of the paper.
 
     The data set gives, beside ``prompt``, the columns ``request`` (x without its constraints),
-    ``constraints`` (as `califkit.adapters.constraints_json` writes it), ``l0`` and ``l1``. After
-    the trainer is built, `bind` hands over the reference model that it holds for its KL term::
+    ``constraints`` (as `califkit.adapters.constraints_json` writes it), ``l0`` and ``l1`` (nats per
+    token; a few may be missing, as None or NaN). Optional: ``key``, for logs and messages, and
+    ``anchor_r_ver``, which ``bonus_requires_compliant_anchor`` needs. After the trainer is built,
+    `bind` finds its reference and checks its data::
 
         reward = CalifReward(alpha=0.1)
         trainer = GRPOTrainer(model=path, reward_funcs=reward, args=config, train_dataset=rows)
         reward.bind(trainer)
         trainer.train()
 
+    Only the final answer is verified and scored. Each process scores its own rollouts; what is
+    logged describes the rollouts of all processes.
+
     Parameters
     ----------
     alpha
-        Size of the bonus; None gives IF-RLVR (the reward is r_ver, the zones are only logged).
+        Size of the bonus; not used by ``if_rlvr``.
+    method
+        One of `califkit.rewards.METHODS`; also the name under which the trainer logs the reward.
+        ``if_rlvr`` pays r_ver and logs l and zones all the same.
+    reversed_bounds, ceiling_margin, bonus_requires_compliant_anchor
+        Options of `califkit.rewards.RewardRule`.
     semantics
         ``published`` or ``repaired`` verdicts.
+    thinking
+        Whether rollouts are drawn in thinking mode; see `califkit.reasoning.final_answer`.
     tokens_per_pass
         Padded tokens in one forward pass of the reference.
     on_rollouts
-        Called with the step and one dict a rollout, after each scoring; for logs.
+        Called on every process with the number of finished steps and one dict a rollout of all
+        processes, in the order of the step; for logs. Not called in evaluation. Keys: ``key``,
+        ``group`` (number of the prompt in the step), ``completion`` (as drawn), ``tokens`` (as
+        drawn, without the end-of-turn token), ``clipped`` (no end-of-turn token), ``distinct_2``
+        of the answer, ``r_ver``, ``families`` (constraint family -> [followed, total]), ``loglik``,
+        ``l0``, ``l1``, ``zone``, ``reward``, and ``anchor_r_ver`` if the data set has it.
     """
-
-    __name__ = "calif"
 
     def __init__(
         self,
         alpha: float | None = 0.1,
-        semantics: str = "published",
+        method: str = "calif",
+        *,
+        reversed_bounds: Literal["keep"] | None = None,
+        ceiling_margin: float | None = None,
+        bonus_requires_compliant_anchor: bool = False,
+        semantics: Literal["published", "repaired"] = "published",
+        thinking: bool = False,
         tokens_per_pass: int = 2048,
         on_rollouts: Callable[[int, list[dict[str, Any]]], None] | None = None,
     ) -> None:
-        if alpha is not None and not alpha > 0:
-            raise ValueError(f"alpha must be positive, or None for no bonus, got {alpha}")
-        self.alpha = alpha
+        if semantics not in ("published", "repaired"):
+            raise ValueError(f"semantics must be 'published' or 'repaired', got {semantics!r}")
+        if tokens_per_pass < 1:
+            raise ValueError(f"tokens_per_pass must be at least 1, got {tokens_per_pass}")
+        self.rule = RewardRule(
+            method,
+            None if method == "if_rlvr" else alpha,
+            reversed_bounds,
+            ceiling_margin,
+            bonus_requires_compliant_anchor,
+        )
         self.semantics = semantics
+        self.thinking = thinking
         self.tokens_per_pass = tokens_per_pass
         self.on_rollouts = on_rollouts
+        self.__name__ = method
+        self.reference_kind: str | None = None
+        self._trainer: Any = None
         self._scorer: ReferenceScorer | None = None
 
     def bind(self, trainer: Any) -> None:
-        """Take the frozen reference from a trainer that trains all weights with a KL term."""
-        if trainer.ref_model is None:
-            raise ValueError(
-                "the trainer holds no reference model (beta = 0 or a PEFT policy); "
-                "CalifReward needs one to score rollouts"
+        """Take the frozen reference from a trainer that has not trained yet; check its data.
+
+        ``reference_kind`` then says where the reference lives; see `califkit.reference`.
+        All rows of the training set are read. Rows of an ``IterableDataset`` cannot be, so an error
+        in one of them shows only when it is scored.
+
+        Raises
+        ------
+        RewardError
+            Settings that make l and the bounds incomparable (see `check_config`), a column that is
+            missing, a row that cannot be used, or no l0 or l1 in any row.
+        califkit.reference.NoReferenceError
+            The starting policy cannot be had.
+        """
+        check_config(trainer.args)
+        asked = (trainer.args.chat_template_kwargs or {}).get("enable_thinking", self.thinking)
+        if bool(asked) != self.thinking:
+            raise RewardError(
+                f"chat_template_kwargs has enable_thinking={asked}, but CalifReward has "
+                f"thinking={self.thinking}: reasoning and answer would not be told apart"
             )
-        if trainer.args.sync_ref_model:
-            raise ValueError(
-                "sync_ref_model=True moves the reference that l0 and l1 were measured under"
-            )
-        if trainer.args.temperature != 1.0:
-            raise ValueError(
-                f"temperature={trainer.args.temperature}: rollouts must be drawn at 1.0, as l0 and "
-                "l1 are likelihoods at temperature 1"
-            )
-        reference = trainer.accelerator.unwrap_model(trainer.ref_model)
-        self._scorer = ReferenceScorer(reference, trainer.processing_class, self.tokens_per_pass)
+        self._check_data(trainer.train_dataset)
+        reference = find_reference(trainer)
+        self._scorer = ReferenceScorer(
+            reference.model,
+            trainer.processing_class,
+            self.tokens_per_pass,
+            active=reference.active,
+            lockstep=_passes_are_collectives(trainer),
+        )
+        self.reference_kind = reference.kind
+        self._trainer = trainer
 
     def __call__(
         self,
@@ -80,74 +140,249 @@ class CalifReward:
         completions: Sequence[Any],
         completion_ids: Sequence[Sequence[int]],
         *,
-        request: Sequence[str],
-        constraints: Sequence[str],
-        l0: Sequence[float | None],
-        l1: Sequence[float | None],
         log_metric: Callable[[str, float], None] | None = None,
+        trainer_state: Any = None,
         **columns: Any,
     ) -> list[float]:
-        """Rewards of a batch of rollouts, in the order given (TRL's calling convention)."""
+        """Rewards of this process's rollouts, in the order given (TRL's calling convention).
+
+        Every process has to call it at the same time. An error in the data of one process is
+        raised by all.
+
+        Raises
+        ------
+        RuntimeError
+            Before `bind`.
+        RewardError
+            For data that cannot be used; names process, rollout, key and cause.
+        """
+        from accelerate.utils import gather_object
+
         if self._scorer is None:
             raise RuntimeError("call reward.bind(trainer) before training starts")
-        texts = [completion_text(completion) for completion in completions]
-        r_ver = np.array(
-            [
-                fraction_followed(read_constraints(row), text, self.semantics, unterminated="empty")
-                for row, text in zip(constraints, texts, strict=True)
-            ]
-        )
-        # An answer without text has no likelihood, in anchors and evaluation too.
-        scored = [
-            ids if text.strip() else [] for ids, text in zip(completion_ids, texts, strict=True)
-        ]
-        likelihood = self._scorer.score(request, scored)
-        lower, upper = (np.array(bound, dtype=float) for bound in (l0, l1))
-        if not len(lower) == len(upper) == len(texts):
-            raise ValueError(f"{len(texts)} rollouts, but {len(lower)} l0 and {len(upper)} l1")
-        if self.alpha is None:
-            rewards = r_ver
-        else:
-            rewards = calif_reward(r_ver, likelihood, lower, upper, self.alpha)
-        if not np.isfinite(rewards).all():
-            raise RuntimeError(f"a reward is not finite: {rewards}")
+        with raised_everywhere():
+            rows, requests, answers = self._verified(completions, completion_ids, columns)
+        # Where each pass is a collective, an error between two of them cannot be shared: it ends
+        # this process, and with it the job.
+        with nullcontext() if self._scorer.lockstep else raised_everywhere():
+            likelihood = self._scorer.score(requests, answers)
+        with raised_everywhere():
+            rewards = self._reward(rows, likelihood)
 
-        zone = zones(likelihood, lower, upper)
-        answers = [self._without_end(ids) for ids in completion_ids]
-        repetition = np.array([distinct_2(ids) for ids in answers])
-        lengths = np.array([len(ids) for ids in answers])
+        step = gather_object(rows)
+        training = self._trainer.model.training
+        per_prompt = "num_generations" if training else "num_generations_eval"
+        for i, row in enumerate(step):  # the rollouts of a prompt follow each other in the step
+            row["group"] = i // getattr(self._trainer, per_prompt)
         if log_metric is not None:
-            log_metric("r_ver", float(r_ver.mean()))
-            log_metric("loglik", nan_mean(likelihood))
-            log_metric("distinct_2", nan_mean(repetition))
-            log_metric("tokens", float(lengths.mean()))
-            zeroed = exceeds_ceiling(likelihood, lower, upper) & (r_ver > 0)
-            log_metric("above_ceiling", float(zeroed.mean()))
-            log_metric("reward_minus_r_ver", float((rewards - r_ver).mean()))
-            for name in ZONES:
-                log_metric(f"zone/{name}", float((zone == name).mean()))
-        if self.on_rollouts is not None:
-            state = columns.get("trainer_state")
-            keys = columns.get("key") or [None] * len(texts)
-            rows = [
-                {
-                    "key": keys[i],
-                    "completion": texts[i],
-                    "r_ver": float(r_ver[i]),
-                    "loglik": none_if_nan(likelihood[i]),
-                    "l0": none_if_nan(lower[i]),
-                    "l1": none_if_nan(upper[i]),
-                    "zone": str(zone[i]),
-                    "reward": float(rewards[i]),
-                    "tokens": int(lengths[i]),
-                    "distinct_2": none_if_nan(repetition[i]),
-                }
-                for i in range(len(texts))
-            ]
-            self.on_rollouts(state.global_step if state is not None else 0, rows)
-        return rewards.tolist()
+            for name, value in step_statistics(step).items():
+                log_metric(name, value)
+        if self.on_rollouts is not None and training:
+            self.on_rollouts(trainer_state.global_step if trainer_state else 0, step)
+        return rewards
+
+    def _verified(
+        self,
+        completions: Sequence[Any],
+        completion_ids: Sequence[Sequence[int]],
+        columns: Mapping[str, Sequence[Any]],
+    ) -> tuple[list[dict[str, Any]], list[str], list[list[int]]]:
+        """Rows without likelihood, and the requests and answers to score."""
+        self._check_columns(columns)
+        names = [name for name in (*COLUMNS, "key", "anchor_r_ver") if name in columns]
+        for name, values in {"completion_ids": completion_ids, **columns}.items():
+            if name in ("completion_ids", *names) and len(values) != len(completions):
+                raise RewardError(f"{len(completions)} completions, but {len(values)} {name}")
+        rows, requests, answers = [], [], []
+        for i, (completion, ids) in enumerate(zip(completions, completion_ids, strict=True)):
+            data = {name: columns[name][i] for name in names}
+            try:
+                row, answer = self._verified_row(completion, ids, data)
+                # A request that the template refuses has to fail here, before the collectives.
+                if requests[-1:] != [data["request"]]:
+                    self._scorer.prefix_ids(data["request"])
+            except Exception as error:
+                raise RewardError(
+                    f"rollout {i}, key {data.get('key')!r}: {_cause(error)}"
+                ) from error
+            rows.append(row)
+            requests.append(data["request"])
+            answers.append(answer)
+        return rows, requests, answers
+
+    def _verified_row(
+        self, completion: Any, ids: Sequence[int], data: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], list[int]]:
+        constraints = check_row(data)
+        answer = final_answer(ids, self._scorer.tokenizer, thinking=self.thinking)
+        followed = verify_all(constraints, answer.text, "strict", self.semantics)
+        families: dict[str, list[int]] = {}
+        for constraint, verdict in zip(constraints, followed, strict=True):
+            counts = families.setdefault(constraint.id.partition(":")[0], [0, 0])
+            counts[0] += verdict
+            counts[1] += 1
+        clipped = len(ids) == 0 or ids[-1] not in self._trainer.eos_token_ids
+        row = {
+            "key": data.get("key"),
+            "completion": completion_text(completion),
+            "r_ver": sum(followed) / len(followed),
+            "l0": none_if_nan(_number(data["l0"])),
+            "l1": none_if_nan(_number(data["l1"])),
+            "tokens": len(ids) if clipped else len(ids) - 1,
+            "distinct_2": none_if_nan(distinct_2(self._without_end(answer.token_ids))),
+            "clipped": clipped,
+            "families": families,
+        }
+        if "anchor_r_ver" in data:
+            row["anchor_r_ver"] = none_if_nan(_number(data["anchor_r_ver"]))
+        return row, answer.token_ids
 
     def _without_end(self, ids: Sequence[int]) -> Sequence[int]:
-        """Answer tokens without the end-of-turn token, which counts in l but not in a length."""
-        ended = len(ids) > 0 and ids[-1] == self._scorer.tokenizer.eos_token_id
-        return ids[:-1] if ended else ids
+        """Answer tokens without the end-of-turn token, which counts in l but not in a text."""
+        return ids[:-1] if len(ids) and ids[-1] in self._trainer.eos_token_ids else ids
+
+    def _reward(self, rows: list[dict[str, Any]], likelihood: np.ndarray) -> list[float]:
+        """Rewards, written into the rows together with likelihood and zone."""
+        r_ver, l0, l1, anchor_r_ver = (
+            np.array([row.get(name) for row in rows], dtype=float)
+            for name in ("r_ver", "l0", "l1", "anchor_r_ver")
+        )
+        rewards = self.rule(r_ver, likelihood, l0, l1, anchor_r_ver)
+        for i, (row, zone) in enumerate(zip(rows, zones(likelihood, l0, l1), strict=True)):
+            if not np.isfinite(rewards[i]):
+                raise RewardError(f"rollout {i}, key {row['key']!r}: the reward is {rewards[i]}")
+            row["loglik"] = none_if_nan(likelihood[i])
+            row["zone"] = str(zone)
+            row["reward"] = float(rewards[i])
+        return rewards.tolist()
+
+    def _check_columns(self, columns: Any) -> None:
+        needed = list(COLUMNS)
+        if self.rule.bonus_requires_compliant_anchor:
+            needed.append("anchor_r_ver")
+        if missing := [name for name in needed if name not in columns]:
+            raise RewardError(
+                f"the data set lacks the columns {', '.join(missing)}; it has {', '.join(columns)}"
+            )
+
+    def _check_data(self, dataset: Any) -> None:
+        """Read every row of a training set, before anything expensive starts."""
+        from datasets import IterableDataset
+
+        if dataset.column_names is not None:
+            self._check_columns(dataset.column_names)
+        if isinstance(dataset, IterableDataset):
+            return
+        names = [n for n in (*COLUMNS, "key", "anchor_r_ver") if n in dataset.column_names]
+        known = {"l0": 0, "l1": 0}
+        for i, row in enumerate(dataset.select_columns(names).with_format(None)):
+            try:
+                check_row(row)
+            except ValueError as error:
+                raise RewardError(
+                    f"row {i} of the training set, key {row.get('key')!r}: {error}"
+                ) from error
+            for name in known:
+                known[name] += not math.isnan(_number(row[name]))
+        for name, count in known.items():
+            if not count:
+                raise RewardError(
+                    f"no row of the training set has {name}: the anchors are not loaded, and "
+                    "training would go on without bounds"
+                )
+
+
+def check_config(args: Any, peft_config: Any = None) -> None:
+    """Refuse settings under which l and the bounds could not be compared; needs no model.
+
+    Parameters
+    ----------
+    args
+        The ``GRPOConfig``.
+    peft_config
+        The adapter that the trainer will make, if any.
+
+    Raises
+    ------
+    RewardError
+        For a reference that moves or rollouts at another temperature than 1.
+    califkit.reference.NoReferenceError
+        For an adapter under which the starting policy cannot be had.
+    """
+    if args.sync_ref_model:
+        raise RewardError(
+            "sync_ref_model=True moves the reference that l0 and l1 were measured under"
+        )
+    if args.temperature != 1.0:
+        raise RewardError(
+            f"temperature={args.temperature}: rollouts must be drawn at 1.0, as l0 and l1 are "
+            "likelihoods at temperature 1"
+        )
+    if peft_config is not None:
+        check_adapter(peft_config)
+
+
+def check_row(row: Mapping[str, Any]) -> tuple[Constraint, ...]:
+    """The constraints of a row of the data set, after a look at all it holds.
+
+    Raises
+    ------
+    ValueError
+        For a value that cannot be used; names column and value.
+    """
+    request = row["request"]
+    if not isinstance(request, str) or not request.strip():
+        raise ValueError(f"request must be text, got {request!r}")
+    try:
+        constraints = read_constraints(row["constraints"])
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"constraints {row['constraints']!r:.200}: {error}") from error
+    if not constraints:
+        raise ValueError("constraints is empty: there is nothing to verify")
+    for name in ("l0", "l1", "anchor_r_ver"):
+        value = row.get(name)
+        number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+        if value is not None and (not number or math.isinf(value)):
+            raise ValueError(f"{name} must be a finite number or None, got {value!r}")
+    compliance = _number(row.get("anchor_r_ver"))
+    if compliance < 0 or compliance > 1:
+        raise ValueError(f"anchor_r_ver must lie in [0, 1], got {compliance}")
+    return constraints
+
+
+def _passes_are_collectives(trainer: Any) -> bool:
+    """Whether a forward pass gathers weights that are split over the processes."""
+    if trainer.is_deepspeed_enabled:
+        return trainer.accelerator.state.deepspeed_plugin.zero_stage == 3
+    return trainer.is_fsdp_enabled
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else float(value)
+
+
+@contextmanager
+def raised_everywhere() -> Iterator[None]:
+    """An error inside it on one process is a `RewardError` on all of them.
+
+    Every process has to pass through; inside there must be no collective.
+    """
+    from accelerate.utils import gather_object
+
+    mine: Exception | None = None
+    try:
+        yield
+    except Exception as error:
+        mine = error
+    causes = gather_object([_cause(mine) if mine else None])
+    failed = [
+        f"process {rank}: {cause}" if len(causes) > 1 else cause
+        for rank, cause in enumerate(causes)
+        if cause
+    ]
+    if failed:
+        raise RewardError("; ".join(failed)) from mine
+
+
+def _cause(error: Exception) -> str:
+    return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"

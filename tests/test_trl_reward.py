@@ -1,17 +1,20 @@
-"""CaLIF as TRL calls it."""
+"""CaLIF as TRL calls it, bound to a real trainer."""
 
 import json
 import math
 import pickle
+import statistics
 from types import SimpleNamespace
 
 import pytest
+from tiny_trainer import MANY_E, likelihood, make_config, make_trainer, rows
 
 from califkit.adapters import constraints_json
 from califkit.evaluation import training_table
-from califkit.likelihood import ReferenceScorer
+from califkit.reference import NoReferenceError
 from califkit.rewards import ZONES
-from califkit.trl_reward import CalifReward
+from califkit.rollout_stats import step_statistics
+from califkit.trl_reward import CalifReward, RewardError, check_config
 from califkit.verifiers import Constraint
 
 NAN = math.nan
@@ -26,26 +29,39 @@ FOUR_WORDS_NO_COMMA = constraints_json(
 TEXTS = ["Tea and rain today", "Tea, rain", "Tea and rain", ""]
 
 
-def trainer(tiny, **changes):
-    """What `CalifReward.bind` reads of a trainer."""
-    parts = {
-        "ref_model": tiny.model,
-        "processing_class": tiny.tokenizer,
-        "accelerator": SimpleNamespace(unwrap_model=lambda model: model),
-        "args": SimpleNamespace(sync_ref_model=False, temperature=1.0),
-    }
-    return SimpleNamespace(**(parts | changes))
+@pytest.fixture(scope="module")
+def trainer(tiny, tiny_folder, tmp_path_factory):
+    """A trainer that has not trained; two rollouts a prompt."""
+    folder = tmp_path_factory.mktemp("trainer")
+    config = make_config(folder, per_device_train_batch_size=4, num_generations=2)
+    return make_trainer(tiny_folder, config, CalifReward(), tiny.tokenizer)
+
+
+@pytest.fixture
+def bound(trainer):
+    """Makes a reward that is bound to the trainer."""
+
+    def make(*args, **options) -> CalifReward:
+        reward = CalifReward(*args, **options)
+        reward.bind(trainer)
+        return reward
+
+    trainer.model.train()  # as while it trains
+    return make
+
+
+def responses(tiny, texts) -> dict:
+    """Texts as TRL hands rollouts over: decoded, and as ids with the end-of-turn token."""
+    end = tiny.tokenizer.eos_token_id
+    ids = [[*tiny.tokenizer(t, add_special_tokens=False)["input_ids"], end] for t in texts]
+    return {"completions": list(texts), "completion_ids": ids}
 
 
 @pytest.fixture
 def batch(tiny) -> dict:
-    """Four rollouts of two prompts, as TRL hands them over: ids with the end-of-turn token."""
-    end = tiny.tokenizer.eos_token_id
-    ids = [[*tiny.tokenizer(t, add_special_tokens=False)["input_ids"], end] for t in TEXTS]
-    return {
+    """Four rollouts of two prompts."""
+    return responses(tiny, TEXTS) | {
         "prompts": [[{"role": "user", "content": f"prompt {i // 2}"}] for i in range(4)],
-        "completions": list(TEXTS),
-        "completion_ids": ids,
         "request": ["Name a drink."] * 2 + ["Describe the weather at the sea."] * 2,
         "constraints": [FOUR_WORDS_NO_COMMA] * 4,
         "l0": [-100.0] * 4,
@@ -55,26 +71,26 @@ def batch(tiny) -> dict:
 
 def expected_likelihoods(tiny, batch) -> list[float]:
     """The last answer has no text, so no likelihood."""
-    scorer = ReferenceScorer(tiny.model, tiny.tokenizer)
-    return scorer.score(batch["request"][:3], batch["completion_ids"][:3]).tolist()
+    pairs = zip(batch["request"][:3], batch["completion_ids"][:3], strict=True)
+    return [likelihood(tiny.model, tiny.tokenizer, x, ids) for x, ids in pairs]
 
 
-def test_rewards_come_in_the_order_of_the_rollouts(tiny, batch):
-    reward = CalifReward(alpha=0.1)
-    reward.bind(trainer(tiny))
+# --- rewards -------------------------------------------------------------------------------------
+
+
+def test_rewards_come_in_the_order_of_the_rollouts(bound, batch):
+    reward = bound(alpha=0.1)
     # r_ver: both; none of two; no comma only; an empty answer follows nothing.
     assert reward(**batch) == pytest.approx([1.1, 0.0, 0.6, 0.0])
     turned = {name: values[::-1] for name, values in batch.items()}
     assert reward(**turned) == pytest.approx([0.0, 0.6, 0.0, 1.1])
 
 
-def test_each_rollout_is_held_against_its_own_bounds(tiny, batch):
+def test_each_rollout_is_held_against_its_own_bounds(bound, tiny, batch):
     first, _, third = expected_likelihoods(tiny, batch)
-    reward = CalifReward(alpha=0.1)
-    reward.bind(trainer(tiny))
-    assert reward(**batch | {"l0": [first] * 4, "l1": [first] * 4}, log_metric=None)[0] == (
-        pytest.approx(1.1)
-    ), "the likelihood is that of the reference given the request"
+    reward = bound(alpha=0.1)
+    near = batch | {"l0": [first - 1e-4] * 4, "l1": [first + 1e-4] * 4}
+    assert reward(**near)[0] == pytest.approx(1.1), "l is that of the reference given the request"
     above = batch | {"l1": [first - 0.01, 0.0, third - 0.01, 0.0]}
     assert reward(**above) == [0.0, 0.0, 0.0, 0.0]
     reversed_bounds = batch | {"l0": [0.0] * 4, "l1": [first + 0.01, -50.0, third - 0.01, -50.0]}
@@ -83,24 +99,14 @@ def test_each_rollout_is_held_against_its_own_bounds(tiny, batch):
     assert reward(**missing) == pytest.approx([1.0, 0.0, 0.5, 0.0])
 
 
-def test_conversations_are_scored_like_strings(tiny, batch):
-    reward = CalifReward()
-    reward.bind(trainer(tiny))
+def test_conversations_are_scored_like_strings(bound, batch):
+    reward = bound()
     conversations = [[{"role": "assistant", "content": text}] for text in TEXTS]
     assert reward(**batch | {"completions": conversations}) == reward(**batch)
 
 
-def test_reasoning_is_not_verified(tiny, batch):
-    reward = CalifReward(alpha=None)
-    reward.bind(trainer(tiny))
-    texts = ["<think>A, b</think>tea", "<think>a</think>tea, b", "<think>not closed", "tea"]
-    changes = {"completions": texts, "constraints": [NO_COMMA] * 4}
-    assert reward(**batch | changes) == [1.0, 0.0, 0.0, 1.0]
-
-
-def test_if_rlvr_is_the_verifier_fraction_whatever_the_likelihood(tiny, batch):
-    reward = CalifReward(alpha=None)
-    reward.bind(trainer(tiny))
+def test_if_rlvr_is_the_verifier_fraction_whatever_the_likelihood(bound, batch):
+    reward = bound(method="if_rlvr")
     logged = {}
     rewards = reward(**batch | {"l1": [-50.0] * 4}, log_metric=logged.__setitem__)
     assert rewards == [1.0, 0.0, 0.5, 0.0]
@@ -109,13 +115,105 @@ def test_if_rlvr_is_the_verifier_fraction_whatever_the_likelihood(tiny, batch):
     assert logged["reward_minus_r_ver"] == 0.0
 
 
-def test_metrics_of_a_step(tiny, batch):
+def test_the_direct_bonus_grows_with_the_likelihood(bound, tiny, batch):
+    first, _, third = expected_likelihoods(tiny, batch)
+    reward = bound(alpha=2.0, method="direct_bonus")
+    # Above l1, where CaLIF would pay nothing.
+    expected = [1 + 2 * math.exp(first), 0.0, 0.5 + 2 * math.exp(third), 0.0]
+    assert reward(**batch | {"l1": [-50.0] * 4}) == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_options_of_the_rule_are_passed_on(bound, tiny, batch):
+    first, *_ = expected_likelihoods(tiny, batch)
+    above = batch | {"l1": [first - 0.5] * 4}
+    assert bound()(**above)[0] == 0.0
+    assert bound(ceiling_margin=1.0)(**above)[0] == pytest.approx(1.1)
+    reversed_bounds = above | {"l0": [0.0] * 4}
+    assert bound()(**reversed_bounds)[0] == 0.0
+    assert bound(reversed_bounds="keep")(**reversed_bounds)[0] == 1.0
+
+
+def test_the_bonus_can_depend_on_the_anchor(tiny, tiny_folder, tmp_path, batch):
+    data = rows(anchor_r_ver=[1.0, 0.5, None, 1.0])
+    config = make_config(tmp_path)
+    trainer = make_trainer(tiny_folder, config, CalifReward(), tiny.tokenizer, data=data)
+    taken = []
+    reward = CalifReward(
+        bonus_requires_compliant_anchor=True, on_rollouts=lambda step, rows: taken.extend(rows)
+    )
+    reward.bind(trainer)
+    trainer.model.train()
+    assert reward(**batch, anchor_r_ver=[1.0, 1.0, 0.5, 0.5]) == pytest.approx([1.1, 0, 0.5, 0])
+    assert [row["anchor_r_ver"] for row in taken] == [1.0, 1.0, 0.5, 0.5]
+    assert reward(**batch, anchor_r_ver=[None] * 4) == pytest.approx([1.0, 0, 0.5, 0])
+    with pytest.raises(RewardError, match="lacks the columns anchor_r_ver"):
+        reward(**batch)
+
+
+# --- the final answer ----------------------------------------------------------------------------
+
+
+def test_reasoning_is_not_verified(bound, tiny, batch):
+    texts = ["<think>A, b</think>tea", "<think>a</think>tea, b", "<think>not closed", "tea"]
+    changes = responses(tiny, texts) | {"constraints": [NO_COMMA] * 4}
+    assert bound(method="if_rlvr")(**batch | changes) == [1.0, 0.0, 0.0, 1.0]
+
+
+def test_reasoning_is_not_scored(bound, tiny, batch):
+    """l is that of the tokens after the marker, so the same answer has the same l."""
+    texts = ["Hmm, rain?</think>tea", "tea", "<think>a</think>tea", "<think>tea"]
+    taken = []
+    reward = bound(on_rollouts=lambda step, rows: taken.extend(rows))
+    reward(**batch | responses(tiny, texts) | {"request": ["Name a drink."] * 4})
+    ids = responses(tiny, ["tea"])["completion_ids"][0]
+    l = likelihood(tiny.model, tiny.tokenizer, "Name a drink.", ids)  # noqa: E741
+    assert [row["loglik"] for row in taken] == [pytest.approx(l, abs=1e-5)] * 3 + [None]
+    assert [row["completion"] for row in taken] == texts, "logged as drawn"
+
+
+def test_in_thinking_mode_a_response_without_a_marker_has_no_answer(
+    tiny, tiny_folder, tmp_path, batch
+):
+    config = make_config(tmp_path, chat_template_kwargs={"enable_thinking": True})
+    trainer = make_trainer(tiny_folder, config, CalifReward(), tiny.tokenizer)
+    reward = CalifReward(thinking=True)
+    reward.bind(trainer)
+    texts = ["tea", "hm</think>tea", "<think>hm</think>tea", "<think>tea"]
+    changes = responses(tiny, texts) | {"constraints": [NO_COMMA] * 4}
+    assert reward(**batch | changes) == pytest.approx([0.0, 1.1, 1.1, 0.0])
+    with pytest.raises(RewardError, match="enable_thinking=True"):
+        CalifReward().bind(trainer)
+
+
+@pytest.mark.parametrize("text", ["", " \n"])
+def test_an_answer_without_text_gets_nothing_and_is_not_scored(bound, tiny, batch, text):
+    logged = {}
+    blank = responses(tiny, [text] * 4)
+    assert bound()(**batch | blank, log_metric=logged.__setitem__) == [0.0] * 4
+    assert math.isnan(logged["loglik"])
+    assert logged["zone/unbounded"] == 1.0
+
+
+def test_the_semantics_of_the_verdicts_can_be_chosen(bound, batch, monkeypatch):
+    asked = []
+
+    def verify_all(constraints, text, mode, semantics):
+        asked.append((mode, semantics))
+        return [True] * len(constraints)
+
+    monkeypatch.setattr("califkit.trl_reward.verify_all", verify_all)
+    bound(semantics="repaired")(**batch)
+    assert set(asked) == {("strict", "repaired")}
+
+
+# --- what is logged ------------------------------------------------------------------------------
+
+
+def test_metrics_of_a_step(bound, tiny, batch):
     first, second, third = expected_likelihoods(tiny, batch)
-    reward = CalifReward(alpha=0.1)
-    reward.bind(trainer(tiny))
     logged = {}
     bounds = {"l0": [-100.0, -100.0, 0.0, -100.0], "l1": [0.0, -50.0, -1.0, 0.0]}
-    reward(**batch | bounds, log_metric=logged.__setitem__)
+    bound()(**batch | bounds, log_metric=logged.__setitem__)
     lengths = [len(ids) - 1 for ids in batch["completion_ids"]]
     assert logged["r_ver"] == pytest.approx((1 + 0 + 0.5 + 0) / 4)
     assert logged["loglik"] == pytest.approx((first + second + third) / 3, abs=1e-5)
@@ -131,37 +229,46 @@ def test_metrics_of_a_step(tiny, batch):
     assert third < -1.0
     assert logged["above_ceiling"] == 0.0, "the second is above, but its r_ver is 0 anyway"
     assert logged["reward_minus_r_ver"] == pytest.approx(0.1 / 4)
+    assert logged["r_ver/punctuation"] == 0.5, "no comma in the first and the third of four"
+    assert logged["r_ver/length_constraints"] == 0.25
+    assert logged["clipped"] == 0.0
 
 
-def test_the_training_table_reads_the_names_that_are_logged(tiny, batch, tmp_path):
-    reward = CalifReward()
-    reward.bind(trainer(tiny))
-    logged = {"step": 1, "reward": 0.5, "seconds": 1.0}
+def test_all_statistics_of_the_rollouts_are_logged(bound, batch):
+    logged, taken = {}, []
+    reward = bound(on_rollouts=lambda step, rows: taken.extend(rows))
     reward(**batch, log_metric=logged.__setitem__)
+    assert logged == step_statistics(taken)
+
+
+def test_the_training_table_reads_the_names_that_are_logged(bound, batch, tmp_path):
+    logged = {"step": 1, "reward": 0.5, "seconds": 1.0}
+    bound(method="no_upper")(**batch, log_metric=logged.__setitem__)
     (tmp_path / "log.jsonl").write_text(json.dumps(logged) + "\n")
-    run = SimpleNamespace(folder=tmp_path, stage=SimpleNamespace(method="calif", seed=3))
+    run = SimpleNamespace(folder=tmp_path, stage=SimpleNamespace(method="no_upper", seed=3))
     row = training_table([run]).iloc[0]
-    assert (row["method"], row["train_seed"], row["step"]) == ("calif", 3, 1)
+    assert (row["method"], row["train_seed"], row["step"]) == ("no_upper", 3, 1)
     assert row["r_ver"] == logged["r_ver"]
     assert row["inside"] == 0.75
     assert row["unbounded"] == 0.25
 
 
-def test_rows_of_the_rollout_log(tiny, batch):
+def test_rows_of_the_rollout_log(bound, tiny, batch):
     first, *_ = expected_likelihoods(tiny, batch)
     taken = []
-    reward = CalifReward(alpha=0.1, on_rollouts=lambda step, rows: taken.append((step, rows)))
-    reward.bind(trainer(tiny))
+    reward = bound(on_rollouts=lambda step, rows: taken.append((step, rows)))
     batch |= {"key": ["a", "a", "b", "b"], "l0": [-100.0, None, -100.0, -100.0]}
-    reward(**batch, trainer_state=SimpleNamespace(global_step=6), log_extra=print)
-    ((step, rows),) = taken
+    reward(**batch, trainer_state=SimpleNamespace(global_step=6), log_extra=print, other=[0] * 4)
+    ((step, logged),) = taken
     assert step == 6
-    assert json.loads(json.dumps(rows, allow_nan=False)) == rows, "plain JSON, no NaN"
-    assert [row["key"] for row in rows] == ["a", "a", "b", "b"]
-    assert [row["completion"] for row in rows] == TEXTS
-    assert [row["zone"] for row in rows] == ["inside", "unbounded", "inside", "unbounded"]
-    assert rows[0] == {
+    assert json.loads(json.dumps(logged, allow_nan=False)) == logged, "plain JSON, no NaN"
+    assert [row["key"] for row in logged] == ["a", "a", "b", "b"]
+    assert [row["group"] for row in logged] == [0, 0, 1, 1]
+    assert [row["completion"] for row in logged] == TEXTS
+    assert [row["zone"] for row in logged] == ["inside", "unbounded", "inside", "unbounded"]
+    assert logged[0] == {
         "key": "a",
+        "group": 0,
         "completion": "Tea and rain today",
         "r_ver": 1.0,
         "loglik": pytest.approx(first, abs=1e-5),
@@ -171,51 +278,93 @@ def test_rows_of_the_rollout_log(tiny, batch):
         "reward": 1.1,
         "tokens": len(batch["completion_ids"][0]) - 1,
         "distinct_2": 1.0,
+        "clipped": False,
+        "families": {"punctuation": [1, 1], "length_constraints": [1, 1]},
     }
-    assert rows[1]["l0"] is None
-    assert (rows[3]["loglik"], rows[3]["tokens"], rows[3]["distinct_2"]) == (None, 0, None)
+    assert logged[1]["l0"] is None
+    assert logged[2]["families"] == {"punctuation": [1, 1], "length_constraints": [0, 1]}
+    assert (logged[3]["loglik"], logged[3]["tokens"], logged[3]["distinct_2"]) == (None, 0, None)
 
 
-def test_an_answer_cut_at_the_limit_keeps_its_last_token(tiny, batch):
+def test_an_answer_cut_at_the_limit_is_clipped_and_keeps_its_last_token(bound, batch):
     taken = []
-    reward = CalifReward(on_rollouts=lambda step, rows: taken.extend(rows))
-    reward.bind(trainer(tiny))
+    reward = bound(on_rollouts=lambda step, rows: taken.extend(rows))
     cut = [ids[:-1] for ids in batch["completion_ids"][:3]] + batch["completion_ids"][3:]
     reward(**batch | {"completion_ids": cut})
     assert [row["tokens"] for row in taken] == [len(ids) for ids in cut[:3]] + [0]
+    assert [row["clipped"] for row in taken] == [True, True, True, False]
 
 
-@pytest.mark.parametrize("text", ["", " \n"])
-def test_an_answer_without_text_gets_nothing_and_is_not_scored(tiny, batch, text):
-    reward = CalifReward()
-    reward.bind(trainer(tiny))
-    logged = {}
-    blank = {"completions": [text] * 4, "completion_ids": [[28, tiny.tokenizer.eos_token_id]] * 4}
-    assert reward(**batch | blank, log_metric=logged.__setitem__) == [0.0] * 4
-    assert math.isnan(logged["loglik"])
-    assert logged["zone/unbounded"] == 1.0
+def test_evaluation_does_not_enter_the_rollout_log(bound, trainer, batch, monkeypatch):
+    taken, logged = [], {}
+    reward = bound(method="if_rlvr", on_rollouts=lambda step, rows: taken.extend(rows))
+    monkeypatch.setattr(trainer, "num_generations_eval", 4)
+    trainer.model.eval()
+    reward(**batch, log_metric=logged.__setitem__)
+    assert not taken
+    assert logged["r_ver"] == pytest.approx(1.5 / 4)
+    # Rewards 1, 0, 0.5, 0: one group of four in evaluation, two of two in training.
+    assert logged["group_reward_std"] == pytest.approx(statistics.stdev([1, 0, 0.5, 0]))
+    trainer.model.train()
+    reward(**batch, log_metric=logged.__setitem__)
+    assert logged["group_reward_std"] == pytest.approx((0.5 + 0.25) * 2**0.5 / 2)
 
 
-def test_the_semantics_of_the_verdicts_can_be_chosen(tiny, batch, monkeypatch):
-    asked = []
+@pytest.mark.slow
+def test_a_trainer_logs_the_reward_under_the_name_of_the_method(tiny, tiny_folder, tmp_path):
+    taken = []
+    reward = CalifReward(method="no_lower", on_rollouts=lambda step, rows: taken.append(rows))
+    config = make_config(
+        tmp_path, per_device_train_batch_size=4, gradient_accumulation_steps=2, max_steps=2
+    )
+    trainer = make_trainer(tiny_folder, config, reward, tiny.tokenizer)
+    reward.bind(trainer)
+    trainer.train()
+    logs = [row for row in trainer.state.log_history if "loss" in row]
+    assert len(logs) == len(taken) == 2, "one call a step, whatever the micro-batch"
+    for log, step in zip(logs, taken, strict=True):
+        assert [row["group"] for row in step] == [0] * 4 + [1] * 4
+        assert all(len({row["key"] for row in step if row["group"] == g}) == 1 for g in (0, 1))
+        mean = sum(row["reward"] for row in step) / 8
+        assert log["rewards/no_lower/mean"] == pytest.approx(mean, abs=1e-6)
+        for name, value in step_statistics(step).items():
+            assert log[name] == pytest.approx(value, abs=1e-5), name
 
-    def followed(constraints, text, semantics, **options):
-        asked.append(semantics)
-        return 1.0
 
-    monkeypatch.setattr("califkit.rewards.fraction_followed", followed)
-    reward = CalifReward(semantics="repaired")
-    reward.bind(trainer(tiny))
-    reward(**batch)
-    assert set(asked) == {"repaired"}
+# --- what is refused -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"request": [" ", "x", "x", "x"]}, r"rollout 0, key 'a': request must be text"),
+        ({"request": ["x", None, "x", "x"]}, "rollout 1, key 'b': request must be text, got None"),
+        ({"constraints": [NO_COMMA, NO_COMMA, "[", NO_COMMA]}, "rollout 2, key 'c': constraints"),
+        ({"constraints": ['[{"id": "no:such"}]'] * 4}, "rollout 0, key 'a': constraints.*no:such"),
+        ({"l0": [-1.0, "low", -1.0, -1.0]}, "rollout 1, key 'b': l0 must be a finite number"),
+        ({"l1": [0.0, 0.0, 0.0, math.inf]}, "rollout 3, key 'd': l1 must be a finite number"),
+        ({"anchor_r_ver": [0.5, 1.5, 1.0, 1.0]}, "rollout 1, key 'b': anchor_r_ver .* 1.5"),
+        ({"completions": [[], "x", "x", "x"]}, "rollout 0, key 'a': a completion without an ass"),
+        ({"completion_ids": [[6732, 10**9], [1], [1], [1]]}, "token id 1000000000"),
+    ],
+)
+def test_a_rollout_that_cannot_be_scored_is_named(bound, batch, columns, message):
+    reward = bound()
+    with pytest.raises(RewardError, match=message):
+        reward(**batch | {"key": ["a", "b", "c", "d"]} | columns)
 
 
 @pytest.mark.parametrize("short", ["completions", "completion_ids", "request", "constraints", "l0"])
-def test_columns_of_unequal_length_are_refused(tiny, batch, short):
-    reward = CalifReward()
-    reward.bind(trainer(tiny))
-    with pytest.raises(ValueError):
-        reward(**batch | {short: batch[short][:1]})
+def test_columns_of_unequal_length_are_refused(bound, batch, short):
+    with pytest.raises(RewardError, match="completions, but"):
+        bound()(**batch | {short: batch[short][:1]})
+
+
+@pytest.mark.parametrize("absent", ["request", "constraints", "l0", "l1"])
+def test_a_missing_column_is_refused(bound, batch, absent):
+    del batch[absent]
+    with pytest.raises(RewardError, match=f"lacks the columns {absent}"):
+        bound()(**batch)
 
 
 def test_an_unbound_reward_says_what_to_do(batch):
@@ -223,41 +372,118 @@ def test_an_unbound_reward_says_what_to_do(batch):
         CalifReward()(**batch)
 
 
-def test_an_unbound_reward_can_be_pickled(tiny, batch):
+def test_an_unbound_reward_can_be_pickled(trainer, batch):
     reward = pickle.loads(pickle.dumps(CalifReward(alpha=0.3, semantics="repaired")))  # noqa: S301
-    assert (reward.alpha, reward.semantics, reward.__name__) == (0.3, "repaired", "calif")
-    reward.bind(trainer(tiny))
+    assert (reward.rule.alpha, reward.semantics, reward.__name__) == (0.3, "repaired", "calif")
+    reward.bind(trainer)
     assert reward(**batch)[0] == pytest.approx(1.3)
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("options", "message"),
     [
-        ({"ref_model": None}, "no reference model"),
-        ({"args": SimpleNamespace(sync_ref_model=True, temperature=1.0)}, "sync_ref_model=True"),
-        ({"args": SimpleNamespace(sync_ref_model=False, temperature=0.9)}, "temperature=0.9"),
+        ({"alpha": 0}, "alpha must be positive"),
+        ({"alpha": -0.1}, "alpha must be positive"),
+        ({"alpha": None}, "positive alpha"),
+        ({"method": "nonsense"}, "unknown method 'nonsense'"),
+        ({"method": "no_lower", "ceiling_margin": 0.1}, "does not use ceiling_margin"),
+        ({"semantics": "lenient"}, "semantics must be"),
+        ({"tokens_per_pass": 0}, "tokens_per_pass must be at least 1"),
     ],
 )
-def test_a_trainer_that_would_make_the_bounds_wrong_is_refused(tiny, batch, changes, message):
-    reward = CalifReward()
+def test_a_useless_option_is_refused_when_the_reward_is_made(options, message):
     with pytest.raises(ValueError, match=message):
-        reward.bind(trainer(tiny, **changes))
-    with pytest.raises(RuntimeError, match="bind"):
-        reward(**batch)
+        CalifReward(**options)
 
 
-def test_the_reference_is_taken_out_of_its_wrapper(tiny, batch):
-    wrapper = object()
-    unwrap = {wrapper: tiny.model}.__getitem__
-    reward = CalifReward()
-    reward.bind(trainer(tiny, ref_model=wrapper, accelerator=SimpleNamespace(unwrap_model=unwrap)))
-    assert reward(**batch)[0] == pytest.approx(1.1)
+class TestConfig:
+    """Refused before any model is loaded."""
+
+    def config(self, **changes):
+        from trl import GRPOConfig
+
+        return GRPOConfig(output_dir="unused", use_cpu=True, bf16=False, **changes)
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"sync_ref_model": True, "beta": 0.1}, "sync_ref_model=True moves the reference"),
+            ({"temperature": 0.9}, "temperature=0.9"),
+        ],
+    )
+    def test_settings_that_would_make_the_bounds_wrong(self, changes, message):
+        with pytest.raises(RewardError, match=message):
+            check_config(self.config(**changes))
+
+    def test_an_adapter_on_the_head(self):
+        from peft import LoraConfig
+
+        config = self.config()
+        check_config(config, LoraConfig(target_modules="all-linear"))
+        with pytest.raises(NoReferenceError, match="lm_head"):
+            check_config(config, LoraConfig(target_modules=["q_proj", "lm_head"]))
+
+    def test_bind_looks_at_them_too(self, trainer, batch, monkeypatch):
+        reward = CalifReward()
+        monkeypatch.setattr(trainer.args, "temperature", 0.9)
+        with pytest.raises(RewardError, match="temperature=0.9"):
+            reward.bind(trainer)
+        with pytest.raises(RuntimeError, match="bind"):
+            reward(**batch)
 
 
-@pytest.mark.parametrize("alpha", [0, -0.1])
-def test_a_useless_alpha_is_refused_when_the_reward_is_made(alpha):
-    with pytest.raises(ValueError, match="alpha must be positive"):
-        CalifReward(alpha=alpha)
+class TestTrainingSet:
+    """Refused when the reward is bound."""
+
+    @pytest.fixture
+    def bind(self, trainer, monkeypatch):
+        from datasets import Dataset
+
+        def bind(columns: dict) -> None:
+            monkeypatch.setattr(trainer, "train_dataset", Dataset.from_dict(columns))
+            CalifReward().bind(trainer)
+
+        return bind
+
+    @pytest.mark.parametrize("absent", ["request", "constraints", "l0", "l1"])
+    def test_a_column_that_is_missing(self, bind, absent):
+        columns = rows()
+        del columns[absent]
+        with pytest.raises(RewardError, match=f"lacks the columns {absent}; it has prompt, key"):
+            bind(columns)
+
+    @pytest.mark.parametrize("name", ["l0", "l1"])
+    @pytest.mark.parametrize("missing", [None, NAN])
+    def test_no_anchors_at_all(self, bind, name, missing):
+        with pytest.raises(RewardError, match=f"no row .* has {name}: the anchors are not loaded"):
+            bind(rows(**{name: [missing] * 4}))
+
+    def test_a_few_missing_anchors_are_accepted(self, bind):
+        bind(rows(l0=[None, -1.0, NAN, None], l1=[NAN, 0.0, 0.0, None]))
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"constraints": [MANY_E, MANY_E, "[", MANY_E]}, "row 2 .*key 'prompt-2': constraints"),
+            ({"request": ["a", "b", "c", ""]}, "row 3 .*'prompt-3': request must be text"),
+            ({"l0": [-1.0, -math.inf, -1.0, -1.0]}, "row 1 .*'prompt-1': l0 .* -inf"),
+        ],
+    )
+    def test_a_row_that_cannot_be_used(self, bind, changes, message):
+        with pytest.raises(RewardError, match=message):
+            bind(rows(**changes))
+
+    def test_rows_of_a_stream_are_checked_when_they_are_scored(self, trainer, batch, monkeypatch):
+        from datasets import IterableDataset
+
+        def stream():
+            yield {name: values[0] for name, values in rows(1, constraints=["["]).items()}
+
+        monkeypatch.setattr(trainer, "train_dataset", IterableDataset.from_generator(stream))
+        reward = CalifReward()
+        reward.bind(trainer)
+        with pytest.raises(RewardError, match="rollout 0"):
+            reward(**batch | {"constraints": ["["] * 4})
 
 
 def test_constraints_travel_as_json():
