@@ -17,7 +17,7 @@ SETTINGS = {
     "model": "tiny-random-llama",
     "eval_seeds": [0],
     "data": {"n_prompts": 2},
-    "training": {"prompts_per_step": 2},
+    "training": {"prompts_per_step": 2, "anchors_may_differ": True},
     "evaluation": {"n_prompts": 2},
 }
 ROW = {
