@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from califkit import cli_score, cli_verify
+from califkit import cli_audit, cli_score, cli_verify
 from califkit.data import DataError
 from califkit.models import ModelError
 from califkit.params import Params, ParamsError, load_params
@@ -174,6 +174,57 @@ def evaluate(profile: Profile = "cpu", override: Override = []) -> None:  # noqa
 
 
 @app.command()
+def judge(
+    profile: Profile = "cpu",
+    limit: Annotated[
+        int, typer.Option(min=0, help="More calls than this need --yes.", show_default=True)
+    ] = 500,
+    yes: Annotated[bool, typer.Option("--yes", help="Make the calls, however many.")] = False,
+    override: Override = [],  # noqa: B006
+) -> None:
+    """Have the profile's judge grade its responses, and CaLIF against IF-RLVR (tables 2 and 5).
+
+    What is missing of responses and policies is computed first. Then the number of calls and, if
+    the judge has prices, their cost are shown; calls whose answers are there already are free.
+    """
+    from califkit.comparisons import pair_table
+    from califkit.dispatch import run_stage
+    from califkit.judges import JudgeError
+    from califkit.quality import check_judges, estimates, quality_by_run
+
+    params = _params(profile, override)
+    settings, execution = params.settings, params.settings.execution
+    if settings.judge is None:
+        known = ", ".join(j.name for j in execution.judges) or "none"
+        raise Unusable(
+            f"profile {params.profile} has no judge: describe one in settings.execution.judges and "
+            f"name it in settings.judge (--set judge=NAME); described there: {known}"
+        )
+    grades, pairs = settings.quality_stages(), settings.pairwise_stages()
+    policies, responses = settings.train_stages(), settings.generate_stages()
+    try:
+        check_judges(params.profile, [*grades, *pairs], execution)
+        _check_inputs(params, [*policies, *responses])
+        _compute(params, policies)
+        _compute(params, responses, show=False)
+        expected = estimates(params.profile, [*grades, *pairs], execution)
+        for name, estimate in expected.items():
+            typer.echo(f"judge {name}: {estimate}")
+        calls = sum(estimate.calls for estimate in expected.values())
+        if calls > limit and not yes:
+            raise Unusable(f"{calls} calls are more than --limit {limit}; add --yes to make them")
+        # In this process: judging wants a network and nothing else of a machine.
+        runs = [run_stage(params.profile, stage, execution) for stage in [*grades, *pairs]]
+    except JudgeError as error:
+        raise Unusable(str(error)) from error
+    tables = [quality_by_run(runs[: len(grades)]), pair_table(runs[len(grades) :])]
+    for table in tables:
+        if len(table):
+            text = table.to_string(index=False, float_format="{:.3f}".format, na_rep="")
+            typer.echo(f"\n{text}")
+
+
+@app.command()
 def reproduce(
     profile: Profile = "cpu",
     only: Annotated[
@@ -299,6 +350,7 @@ def version() -> None:
 
 
 app.command()(cli_verify.verify)
+app.command()(cli_audit.audit)
 app.command()(cli_score.score)
 app.command()(cli_verify.constraint)
 app.command()(cli_verify.doctor)
@@ -387,15 +439,16 @@ def _check_inputs(params: Params, stages: list[Any]) -> None:
 
 def _compute(params: Params, stages: list[Any], show: bool = True) -> list[Any]:
     from califkit.dispatch import JobError, compute_all, run_stage
+    from califkit.machine import RankError
 
     execution = params.settings.execution
-    if len(stages) == 1 and execution.cluster == "local":
-        runs = [run_stage(params.profile, stages[0], execution)]
-    else:
-        try:
+    try:
+        if len(stages) == 1 and execution.cluster == "local":
+            runs = [run_stage(params.profile, stages[0], execution)]
+        else:
             runs = compute_all(params.profile, stages, execution)
-        except JobError as error:
-            raise Failed(str(error)) from error
+    except (JobError, RankError) as error:
+        raise Failed(str(error)) from error
     if show:
         for run in runs:
             _show(run)

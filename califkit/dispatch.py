@@ -7,28 +7,44 @@ A local job is a controller process of submitit with the stage in a child proces
 process that waits in `compute_all` (Ctrl-C, *interrupt kernel*) or shutting its kernel down ends
 the local jobs it started. If it dies without warning (kill -9, out of memory), they go on, and the
 next request for the stage finds them. A stage process whose controller dies ends itself.
+
+With ``processes`` > 1 the job of a training run or of anchors starts that many ranks on its node.
+A Slurm job that is preempted or runs out of time is put back into the queue (at most three times
+when its time runs out) and continues after the last finished unit.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
-import threading
+import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import psutil
 import submitit
 from filelock import FileLock
+from submitit.helpers import Checkpointable
 
-from califkit.params import Execution, Params, Stage
-from califkit.runs import Run, open_run, write_json
+from califkit.machine import (
+    cores,
+    end_with_parent,
+    gpus_of_machine,
+    in_slurm_queue,
+    kill_tree,
+    start_ranks,
+    workers,
+)
+from califkit.params import Execution, Params, ParamsError, Stage
+from califkit.runs import Run, open_run, own_run, write_json
 
 JOB = "job.json"
+
+TICK = 3
+"""Seconds between two calls of ``on_tick``."""
 
 
 class JobError(RuntimeError):
@@ -41,11 +57,13 @@ class NotSubmittedError(RuntimeError):
 
 @dataclass(frozen=True)
 class Job:
-    """A submitted stage: its run folder and the scheduler's id (None if it was complete)."""
+    """A submitted stage: its run folder, the scheduler's id (None if it was complete), and the GPUs
+    of this machine that a local job was given."""
 
     run: Run
     cluster: str
     job_id: str | None
+    gpus: tuple[str, ...] = ()
 
     @property
     def state(self) -> str:
@@ -72,18 +90,58 @@ class Job:
 def run_stage(profile: str, stage: Stage, execution: Execution) -> Run:
     """Compute a stage (and what it needs) in this process; a complete one is only opened."""
     run = open_run(profile, stage)
-    if run.is_complete:
-        return run
+    return run if run.is_complete else compute(profile, stage, execution)
+
+
+def compute(profile: str, stage: Stage, execution: Execution, threads: int | None = None) -> Run:
+    """Compute a stage with as many processes as it takes, `run_stage` without its look at runs
+    that ship with the repository: those hold no weights.
+
+    ``threads`` limits those of torch; None leaves them alone.
+    """
+    count, gpus = processes_of(stage, execution), gpus_of_machine()
+    if count == 1:
+        if len(gpus) > 1:  # the trainer refuses several GPUs in one process
+            os.environ["CUDA_VISIBLE_DEVICES"] = gpus[0]
+        return _compute(profile, stage, execution, threads)
+    # Shards of anchors know nothing of each other; the ranks of a training run choose their GPU.
+    one_gpu = stage.kind == "anchors" and bool(gpus)
+    each = threads and max(1, threads // count)
+    start_ranks(count, _rank, profile, stage, execution, each, one_gpu=one_gpu)
+    return open_run(profile, stage)
+
+
+def _rank(profile: str, stage: Stage, execution: Execution, threads: int | None) -> None:
+    """One of several processes of a job."""
+    end_with_parent(os.getppid())
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # Slurm's warning; the job's process acts on it
+    _compute(profile, stage, execution, threads)
+
+
+def _compute(profile: str, stage: Stage, execution: Execution, threads: int | None) -> Run:
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)
     match stage.kind:
         case "anchors":
-            from califkit.anchors import compute_anchors as compute
+            from califkit.anchors import compute_anchors
+
+            shard = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+            return compute_anchors(profile, stage, execution, shard)
         case "training":
-            from califkit.training import train as compute
+            from califkit.training import train as function
         case "generation":
-            from califkit.generate import generate_responses as compute
+            from califkit.generate import generate_responses as function
         case "scores":
-            from califkit.evaluation import score_responses as compute
-    return compute(profile, stage, execution)
+            from califkit.evaluation import score_responses as function
+        case "quality":
+            from califkit.quality import judge_quality as function
+        case "pairwise":
+            from califkit.quality import judge_pairs as function
+        case "rubrics":
+            from califkit.rubric_stage import judge_rubrics as function
+    return function(profile, stage, execution)
 
 
 def job_list(profile: str, stages: Sequence[Stage]) -> list[dict[str, str]]:
@@ -96,16 +154,26 @@ def job_list(profile: str, stages: Sequence[Stage]) -> list[dict[str, str]]:
     for stage in stages:
         run = open_run(profile, stage)
         state = "complete" if run.is_complete else "running" if _find_job(run) else "to do"
-        folder = "/".join(run.folder.parts[-3:])
-        rows.append({"stage": stage.kind, "name": stage.name, "state": state, "folder": folder})
+        row = {"stage": stage.kind, "name": stage.name, "state": state, "folder": _short(run)}
+        rows.append(row)
     return rows
 
 
-def ensure(params: Params, stages: Sequence[Stage], submit: bool = False) -> list[Run]:
+def _short(run: Run) -> str:
+    return "/".join(run.folder.parts[-3:])
+
+
+def ensure(
+    params: Params,
+    stages: Sequence[Stage],
+    submit: bool = False,
+    on_tick: Callable[[], None] | None = None,
+) -> list[Run]:
     """The runs of these stages, as a notebook asks for them.
 
     Complete runs are opened at once. The others are computed here, in child processes, when the
-    profile runs locally; on a cluster they are submitted and watched only with ``submit``.
+    profile runs locally; on a cluster they are submitted and watched only with ``submit``. What
+    they need and is not there (anchors, policies) comes first. ``on_tick`` as in `compute_all`.
 
     Raises
     ------
@@ -118,12 +186,51 @@ def ensure(params: Params, stages: Sequence[Stage], submit: bool = False) -> lis
     jobs = job_list(params.profile, stages)
     missing = [job for job in jobs if job["state"] == "to do"]
     if missing and execution.cluster != "local" and not submit:
-        lines = "\n".join(f"  {job['folder']}" for job in missing)
+        todo = [run for run in missing_runs(params.profile, stages) if not _find_job(run)]
+        lines = "\n".join(f"  {_short(run)}" for run in todo)
         raise NotSubmittedError(
             f"{len(missing)} of {len(jobs)} runs are not there. With submit = True these jobs go "
             f"to {execution.cluster}:\n{lines}"
         )
-    return compute_all(params.profile, stages, execution)
+    return compute_all(params.profile, stages, execution, on_tick=on_tick)
+
+
+def missing_runs(profile: str, stages: Sequence[Stage]) -> list[Run]:
+    """Runs that are not complete, each once, after all those that they need.
+
+    So no job waits on the lock of another one, and a policy is trained with all processes of its
+    own job, not inside the single process of an evaluation.
+    """
+    found: dict[Path, Run] = {}
+
+    def add(run: Run) -> None:
+        if run.is_complete or run.folder in found:
+            return
+        for needed in _needs(profile, run.stage):
+            add(needed)
+        found[run.folder] = run
+
+    for stage in stages:
+        add(open_run(profile, stage))
+    return list(found.values())
+
+
+def _needs(profile: str, stage: Stage) -> list[Run]:
+    """The runs that a stage takes its input from. Responses are drawn in the job of the stage that
+    scores or judges them."""
+    match stage.kind:
+        case "training":
+            return [open_run(profile, stage.anchors)]
+        case "generation":
+            return [own_run(profile, stage.policy)] if stage.policy else []  # own: with weights
+        case "pairwise":
+            responses = [stage.first, stage.second]
+        case "scores" | "quality" | "rubrics":
+            responses = [stage.responses]
+        case _:
+            return []
+    missing = [drawn for drawn in responses if not open_run(profile, drawn).is_complete]
+    return [needed for drawn in missing for needed in _needs(profile, drawn)]
 
 
 def submit(profile: str, stages: Sequence[Stage], execution: Execution) -> list[Job]:
@@ -144,43 +251,78 @@ def submit(profile: str, stages: Sequence[Stage], execution: Execution) -> list[
 
 
 def compute_all(
-    profile: str, stages: Sequence[Stage], execution: Execution, interval: float = 20
+    profile: str,
+    stages: Sequence[Stage],
+    execution: Execution,
+    interval: float = 20,
+    on_tick: Callable[[], None] | None = None,
 ) -> list[Run]:
-    """Submit stages, show their progress and wait; at most `workers` local jobs at a time.
+    """Submit stages and what they need, show their progress and wait.
+
+    On this machine at most `workers` jobs run at a time, each on GPUs of its own where there are
+    GPUs, and a job starts when what it needs is complete. A cluster gets all jobs at once and is
+    told which of them wait for which.
 
     Local jobs that this call started do not outlive it when it is interrupted or one of them fails;
     their stages continue from the last finished unit when they are asked for again.
+
+    Parameters
+    ----------
+    interval
+        Seconds between two progress lines of a job.
+    on_tick
+        Called every `TICK` seconds or so while waiting, and once at the end.
 
     Raises
     ------
     JobError
         If a job ends without completing its stage.
+    ParamsError
+        If one local job asks for more GPUs than there are.
     """
-    runs = [open_run(profile, stage) for stage in stages]
-    waiting = [run for run in runs if not run.is_complete]
-    count = workers(execution, len(waiting))
-    slots = count if execution.cluster == "local" else len(waiting)
+    waiting = missing_runs(profile, stages)
+    local = execution.cluster == "local"
+    gpus = gpus_of_machine() if local else ()
+    _check_gpus(execution, gpus)
+    count = workers(execution, len(waiting), len(gpus))
     jobs: list[Job] = []
     started: list[Job] = []
     shown: Shown = {}
+    ticked = time.monotonic()
     try:
         while True:
             states = [job.state for job in jobs]
             for line in _news(jobs, states, shown, interval):
                 print(line, flush=True)
             _raise_failed(jobs, states)
-            running = states.count("running")
-            while waiting and running < slots:
-                run = waiting.pop(0)
-                found = _find_job(run)
-                jobs.append(found or _start(profile, run, execution, count))
-                started += [] if found else [jobs[-1]]
-                running += 1
+            running = [job for job, state in zip(jobs, states, strict=True) if state == "running"]
+            for run in list(waiting):
+                if found := _find_job(run):
+                    job = found
+                elif local:
+                    free = [gpu for gpu in gpus if all(gpu not in job.gpus for job in running)]
+                    wanted = processes_of(run.stage, execution)
+                    if len(running) >= count or (gpus and len(free) < wanted):
+                        break
+                    if any(not needed.is_complete for needed in _needs(profile, run.stage)):
+                        continue
+                    job = _start(profile, run, execution, count, tuple(free[:wanted]))
+                else:
+                    needed = {needed.folder for needed in _needs(profile, run.stage)}
+                    after = tuple(job.job_id for job in running if job.run.folder in needed)
+                    job = _start(profile, run, execution, count, after=after)
+                started += [] if found else [job]
+                jobs.append(job)
+                running.append(job)
+                waiting.remove(run)
+            if on_tick and (not running or time.monotonic() - ticked >= TICK):
+                on_tick()
+                ticked = time.monotonic()
             if not running:
-                return runs
+                return [open_run(profile, stage) for stage in stages]
             time.sleep(1)
     except BaseException:
-        if execution.cluster == "local":
+        if local:
             cancel(started)
         raise
 
@@ -208,42 +350,43 @@ def cancel(jobs: Sequence[Job]) -> None:
         if job.cluster == "slurm":
             submitit.SlurmJob(folder=job._logs, job_id=job.job_id).cancel()
         else:
-            _kill_tree(int(job.job_id))
+            kill_tree(int(job.job_id))
         (job.run.folder / JOB).unlink(missing_ok=True)
 
 
-def workers(execution: Execution, jobs: int) -> int:
-    """How many local jobs run at a time: as configured, else as cores and free memory allow."""
-    if jobs <= 1:
-        return 1
-    if execution.workers:
-        return min(execution.workers, jobs)
-    fit = int(psutil.virtual_memory().available / 1e9 / execution.memory_per_worker_gb)
-    return max(1, min(jobs, _cores(), fit))
+def processes_of(stage: Stage, execution: Execution) -> int:
+    """Processes in the job of a stage; responses and scores are computed by one."""
+    return execution.processes if stage.kind in ("anchors", "training") else 1
 
 
-def _cores() -> int:
-    """Cores that this process may use, where the system tells; else those of the machine."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+def _check_gpus(execution: Execution, gpus: Sequence[str]) -> None:
+    if 0 < len(gpus) < execution.processes:
+        raise ParamsError(
+            f"settings.execution.processes = {execution.processes}, but {len(gpus)} GPUs are "
+            "visible here"
+        )
 
 
-Shown = dict[Path, tuple[str, float]]
-"""The line last shown of each run folder, and when."""
+Shown = dict[Path, tuple[str, float, int]]
+"""Of each run folder the progress line last shown, when, and the number of alarms shown."""
 
 
 def _news(
     jobs: Sequence[Job], states: Sequence[str], shown: Shown, interval: float
 ) -> Iterator[str]:
-    """New progress lines; ``states`` were read before, so the output of an ended job is whole."""
+    """New alarms and progress lines; ``states`` were read before, so the output of an ended job is
+    whole."""
     for job, state in zip(jobs, states, strict=True):
-        line, since = shown.get(job.run.folder, ("", -interval))
-        newest = _newest_progress(job.output)
+        line, since, count = shown.get(job.run.folder, ("", -interval, 0))
+        output = job.output.splitlines()
+        alarms = [line for line in output if line.startswith("train ") and ": alarm: " in line]
+        yield from alarms[count:]
+        newest = _newest_progress(output)
         now = time.monotonic()
         if newest != line and (state != "running" or now - since >= interval):
-            shown[job.run.folder] = (newest, now)
+            line, since = newest, now
             yield newest
+        shown[job.run.folder] = (line, since, len(alarms))
 
 
 def _raise_failed(jobs: Sequence[Job], states: Sequence[str]) -> None:
@@ -253,11 +396,11 @@ def _raise_failed(jobs: Sequence[Job], states: Sequence[str]) -> None:
             raise JobError(f"{job.run.folder} has no manifest after its job ended:\n{tail}")
 
 
-_PROGRESS = ("anchors", "train ", "responses ", "scores ")
+_PROGRESS = ("anchors", "train ", "responses ", "scores ", "judge ")
 
 
-def _newest_progress(output: str) -> str:
-    lines = [line for line in output.splitlines() if line.startswith(_PROGRESS)]
+def _newest_progress(output: Sequence[str]) -> str:
+    lines = [line for line in output if line.startswith(_PROGRESS) and ": alarm: " not in line]
     return lines[-1] if lines else ""
 
 
@@ -266,31 +409,68 @@ def _logs(run: Run) -> Path:
     return run.folder.absolute() / "jobs"
 
 
-def _start(profile: str, run: Run, execution: Execution, count: int) -> Job:
-    """Submit a stage as one of ``count`` jobs, unless another process was faster."""
+def _start(
+    profile: str,
+    run: Run,
+    execution: Execution,
+    count: int,
+    gpus: tuple[str, ...] = (),
+    after: tuple[str, ...] = (),
+) -> Job:
+    """Submit a stage as one of ``count`` jobs, unless another process was faster.
+
+    A local job is given ``gpus``; a Slurm job waits for the success of the jobs ``after``.
+    """
     local = execution.cluster == "local"
     run.folder.mkdir(parents=True, exist_ok=True)
     with FileLock(run.folder / ".submit.lock"):
         if job := _find_job(run):
             return job
-        options = {"timeout_min": 60 * 24 * 7, "name": f"califkit-{run.stage.name}"}
         try:
             executor = submitit.AutoExecutor(folder=_logs(run), cluster=execution.cluster)
-            executor.update_parameters(**options | execution.slurm)
+            executor.update_parameters(**_job_options(run.stage, execution, after))
             handle = executor.submit(
-                _job,
+                _StageJob(),
                 profile,
                 run.stage,
                 execution,
-                max(1, _cores() // count) if local else None,
-                os.environ.get("CUDA_VISIBLE_DEVICES"),
+                max(1, cores() // count) if local else None,
+                ",".join(gpus) if gpus else os.environ.get("CUDA_VISIBLE_DEVICES"),
             )
         except (RuntimeError, NameError) as error:
             raise JobError(
                 f"{run.folder}: {execution.cluster} did not take the job: {error}"
             ) from error
-        write_json(run.folder / JOB, {"cluster": execution.cluster, "id": handle.job_id})
-    return Job(run, execution.cluster, handle.job_id)
+        record = {"cluster": execution.cluster, "id": handle.job_id}
+        write_json(run.folder / JOB, record | ({"gpus": gpus} if gpus else {}))
+    return Job(run, execution.cluster, handle.job_id, gpus)
+
+
+def _job_options(stage: Stage, execution: Execution, after: Sequence[str]) -> dict[str, Any]:
+    """What submitit is told about a job: the settings of `Execution.slurm`, and
+
+    - as many GPUs for a stage that one process computes as each process of the others has;
+    - which jobs have to succeed first.
+    """
+    options = {"timeout_min": 60 * 24 * 7, "name": f"califkit-{stage.name}"} | execution.slurm
+    if "gpus_per_node" in options:
+        each = max(1, options["gpus_per_node"] // execution.processes)
+        options["gpus_per_node"] = each * processes_of(stage, execution)
+    if after:
+        options["slurm_additional_parameters"] = {
+            **options.get("slurm_additional_parameters", {}),
+            "dependency": f"afterok:{':'.join(after)}",
+            "kill_on_invalid_dep": "yes",
+        }
+    return options
+
+
+class _StageJob(Checkpointable):
+    """`_job` for submitit, which puts it back into Slurm's queue when its time runs out: every
+    stage continues after its last finished unit."""
+
+    def __call__(self, *arguments: Any) -> str:
+        return _job(*arguments)
 
 
 def _job(
@@ -298,28 +478,13 @@ def _job(
 ) -> str:
     """What runs in the job; ``threads`` is None on a cluster, which sets its own limits."""
     if threads is not None:
-        _end_with_parent()
-        # submitit hides all GPUs from a local job; show what the submitting process saw.
+        end_with_parent(int(submitit.JobEnvironment().job_id))
+        # submitit hides all GPUs from a local job; show those that it was given.
         if gpus is None:
             os.environ.pop("CUDA_VISIBLE_DEVICES", None)
         else:
             os.environ["CUDA_VISIBLE_DEVICES"] = gpus
-        import torch
-
-        torch.set_num_threads(threads)
-    return str(run_stage(profile, stage, execution).folder)
-
-
-def _end_with_parent() -> None:
-    """End this process when its controller is gone: nobody would find it again."""
-    controller = int(submitit.JobEnvironment().job_id)
-
-    def wait() -> None:
-        while os.getppid() == controller:
-            time.sleep(0.5)
-        os._exit(1)
-
-    threading.Thread(target=wait, daemon=True).start()
+    return str(compute(profile, stage, execution, threads).folder)
 
 
 def _find_job(run: Run) -> Job | None:
@@ -328,56 +493,16 @@ def _find_job(run: Run) -> Job | None:
     if not path.is_file():
         return None
     record = json.loads(path.read_text(encoding="utf-8"))
-    job = Job(run, record["cluster"], record["id"])
+    job = Job(run, record["cluster"], record["id"], tuple(record.get("gpus", ())))
     return job if job.state == "running" else None
 
 
 def _is_alive(job: Job) -> bool:
     if job.cluster == "slurm":
-        return _in_slurm_queue(job.job_id)
+        return in_slurm_queue(job.job_id)
     try:  # a local job's id is the process id of its controller, which names the log folder
         process = psutil.Process(int(job.job_id))
         # A process that ended and was not waited for is a zombie.
         return process.status() != psutil.STATUS_ZOMBIE and str(job._logs) in process.cmdline()
     except (psutil.NoSuchProcess, psutil.AccessDenied):
         return False
-
-
-def _in_slurm_queue(job_id: str) -> bool:
-    """Whether Slurm still has a job waiting or running; True while Slurm does not answer."""
-    period = int(time.monotonic() / 10)
-    queue = _slurm_queue(period)
-    if queue is not None and job_id not in queue:
-        _slurm_queue.cache_clear()  # the job may be younger than the list
-        queue = _slurm_queue(period)
-    return queue is None or job_id in queue
-
-
-@lru_cache(maxsize=1)
-def _slurm_queue(period: int) -> frozenset[str] | None:
-    """Ids of this user's jobs in the queue, asked once a ``period``; None if Slurm fails.
-
-    ``squeue`` needs no accounting database, and one call serves all jobs.
-    """
-    command = ["squeue", f"--user={os.getuid()}", "--noheader", "--format=%i"]
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True)
-    except FileNotFoundError:  # a run folder from a cluster, looked at elsewhere
-        return frozenset()
-    return None if answer.returncode else frozenset(answer.stdout.split())
-
-
-def _kill_tree(pid: int) -> None:
-    """Kill a local controller with its stage. Only SIGKILL is sure: submitit's stage processes
-    ignore SIGTERM, and every stage survives a kill."""
-    try:
-        controller = psutil.Process(pid)
-        family = [controller, *controller.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return
-    for process in family:
-        try:
-            process.kill()
-        except psutil.NoSuchProcess:
-            pass
-    psutil.wait_procs(family, timeout=10)

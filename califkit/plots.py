@@ -23,13 +23,32 @@ from matplotlib.patches import Patch
 from califkit.runs import project_root
 
 METHODS = ("base", "if_rlvr", "calif")
-"""Order of the methods in every figure."""
+"""Methods of the main figures, in their order."""
 
-LABELS = {"base": "base", "if_rlvr": "IF-RLVR", "calif": "CaLIF"}
-COLOURS = {"base": "#333333", "if_rlvr": "#D55E00", "calif": "#0072B2"}
-MARKERS = {"base": "o", "if_rlvr": "s", "calif": "^"}
-LINES = {"base": ":", "if_rlvr": "--", "calif": "-"}
-HATCHES = {"base": "", "if_rlvr": "//", "calif": ".."}
+# Of every method; hue, marker and line together tell any two apart, also without colours.
+LABELS = {
+    "base": "base",
+    "if_rlvr": "IF-RLVR",
+    "calif": "CaLIF",
+    "direct_bonus": "direct bonus",
+    "no_lower": "CaLIF without lower bound",
+    "no_upper": "CaLIF without upper bound",
+    "no_lower_dev": "without lower bound (development code)",
+    "no_upper_dev": "without upper bound (development code)",
+    "inner_region": "CaLIF, inner 95 % region",
+    "outer_region": "CaLIF, outer 95 % region",
+    "self_judge": "self judge",
+    "stronger_judge": "stronger judge",
+}
+_HUES = "#333333 #D55E00 #0072B2 #CC79A7 #009E73 #E69F00 #009E73 #E69F00 #56B4E9 #56B4E9"
+COLOURS = dict(zip(LABELS, [*_HUES.split(), "#7F7F7F", "#7F7F7F"], strict=True))
+MARKERS = dict(zip(LABELS, "os^Dv<P>XphH", strict=True))
+LINES = dict(zip(LABELS, ": -- - -. - - -- -- - -- -. :".split(), strict=True))
+HATCHES = dict(
+    zip(
+        LABELS, ["", "//", "..", "xx", "\\\\", "||", "--", "++", "oo", "OO", "**", "/"], strict=True
+    )
+)
 
 ZONE_COLOURS = {
     "below": "#E69F00",
@@ -248,7 +267,7 @@ def training_curves(steps: pd.DataFrame, smooth: pd.DataFrame) -> np.ndarray:
         )
     ax.set(xlabel="r_ver", title="l at equal r_ver (marker: last step)")
     flat[5].axis("off")
-    present = [m for m in METHODS if m in set(steps["method"])]
+    present = [m for m in LABELS if m in set(steps["method"])]
     handles = [
         Line2D([], [], color=COLOURS[m], ls=LINES[m], marker=MARKERS[m], label=LABELS[m])
         for m in present
@@ -309,7 +328,7 @@ def main_results(table: pd.DataFrame) -> np.ndarray:
     axes[1].set(xlabel=SATISFACTION, ylabel="reference log-likelihood (nats per token)")
     axes[1].set_title("against log-likelihood\n(not response quality)")
     _arrows(axes[2], table, "response_quality")
-    axes[2].set(xlabel=SATISFACTION, ylabel="response quality (1 to 10, by a judge)")
+    axes[2].set(xlabel=SATISFACTION, ylabel=f"response quality (1 to 10)\n{_judges(table)}")
     axes[2].set_title("against response quality\n(the paper's plane)")
     for (source, _), group in _wide(table, "response_quality").items():
         if source == "this run" and (why := _why_empty(group)):
@@ -322,6 +341,13 @@ def main_results(table: pd.DataFrame) -> np.ndarray:
     ]
     axes[0].figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
     return axes
+
+
+def _judges(table: pd.DataFrame) -> str:
+    """Who gave the scores that are drawn, by source."""
+    scored = table[(table["metric"] == "response_quality") & table["value"].notna()]
+    names = scored.groupby("source", sort=False)["judge"].first()
+    return "; ".join(f"{source}: {judge}" for source, judge in names.items())
 
 
 def _wide(table: pd.DataFrame, metric: str) -> dict[tuple[str, str], pd.DataFrame]:
@@ -444,7 +470,7 @@ def id_shares(table: pd.DataFrame) -> Axes:
     """
     _, ax = plt.subplots(figsize=(7.6, 1.5 + 0.24 * len(table)))
     height = np.arange(len(table))[::-1]
-    methods = [method for method in METHODS if method in table]
+    methods = [method for method in LABELS if method in table]
     ax.hlines(height, table[methods].min(axis=1), table[methods].max(axis=1), color="#bbbbbb", lw=1)
     for method in methods:
         # Open markers: policies that agree lie on top of each other and all stay visible.
@@ -455,6 +481,72 @@ def id_shares(table: pd.DataFrame) -> Axes:
     ax.set_ylim(-0.7, len(table) - 0.3)
     ax.figure.legend(loc="outside upper center", ncols=len(methods))
     return ax
+
+
+@_styled
+def constraint_types(table: pd.DataFrame) -> np.ndarray:
+    """Fig. 7: Constraint Satisfaction, response quality and length by constraint type.
+
+    Parameters
+    ----------
+    table
+        A `califkit.exhibits.type_table`: groups are its types, bars its methods, error bars its
+        intervals. A panel or a group without a value says why.
+
+    Returns
+    -------
+    numpy.ndarray
+        The three Axes.
+    """
+    labels = {
+        "prompt_loose": SATISFACTION,
+        "response_quality": "response quality (1 to 10)",
+        "tokens": "response length (tokens)",
+    }
+    types = list(dict.fromkeys(table["type"]))
+    methods = [method for method in METHODS if method in set(table["method"])]
+    counts = table[table["metric"] == "prompt_loose"].groupby("type")["n"].max()
+    width = 0.84 / len(methods)
+    _, axes = plt.subplots(1, 3, figsize=(0.78 * (3 * len(types) + 1) + 1.2, 3.9))
+    for ax, (metric, label) in zip(axes, labels.items(), strict=True):
+        part = table[table["metric"] == metric]
+        judge = next((f"\njudge: {name}" for name in part["judge"] if name), "")
+        for number, method in enumerate(methods):
+            bars = part[part["method"] == method].set_index("type").reindex(types)
+            x = np.arange(len(types)) + (number - (len(methods) - 1) / 2) * width
+            _bars_with_intervals(ax, x, bars, 0.92 * width, method)
+        if part["value"].isna().all():
+            where = {"transform": ax.transAxes, "ha": "center", "va": "center", "style": "italic"}
+            ax.text(0.5, 0.5, part["note"].iloc[0].replace(": ", ":\n"), **where)
+            ax.set_yticks([])
+        else:
+            for x, name in enumerate(types):
+                if counts[name] == 0:
+                    where = {"rotation": 90, "ha": "center", "va": "bottom", "style": "italic"}
+                    ax.text(x, 0, " no prompt", **where)
+        ax.set_xticks(range(len(types)), [f"{name}\nn = {counts[name]}" for name in types])
+        ax.set(xlim=(-0.6, len(types) - 0.4), ylim=(0, None), title=label + judge)
+    handles = [Patch(color=COLOURS[m], label=LABELS[m]) for m in methods]
+    handles.append(Line2D([], [], color="#8c8c8c", label="95 % bootstrap interval over prompts"))
+    axes[0].figure.legend(handles=handles, loc="outside upper center", ncols=len(handles))
+    return axes
+
+
+def _bars_with_intervals(
+    ax: Axes, x: np.ndarray, bars: pd.DataFrame, width: float, method: str
+) -> None:
+    """Bars of one method with their values on top; a bar of zero shows by its number."""
+    ax.bar(x, bars["value"], width, color=COLOURS[method])
+    ends = np.nan_to_num([bars["value"] - bars["low"], bars["high"] - bars["value"]])
+    ends = ends.clip(min=0)  # rounding can leave an end a hair inside
+    ax.errorbar(x, bars["value"], ends, fmt="none", ecolor="#8c8c8c", capsize=2)
+    for place, (_, bar) in zip(x, bars.iterrows(), strict=True):
+        if not np.isnan(bar["value"]):
+            top = np.nanmax([bar["value"], bar["high"]])
+            style = {"ha": "center", "va": "bottom", "fontsize": 7, "color": COLOURS[method]}
+            offset = {"xytext": (0, 2), "textcoords": "offset points"}
+            text = f"{bar['value']:.3g}" if bar["value"] < 100 else f"{bar['value']:.0f}"
+            ax.annotate(text, (place, top), **offset, **style)
 
 
 @_styled
@@ -502,6 +594,89 @@ def anchor_health(
     axes[1].set(xlabel="length ratio constrained / natural", ylabel="reversed bounds (%)")
     axes[1].set(ylim=(0, 109), title="reversed bounds by octile of length ratio")
     return axes
+
+
+@_styled
+def transition_changes(table: pd.DataFrame, beside: pd.DataFrame) -> np.ndarray:
+    """Table 2 drawn: what changes where the verdict stayed or changed, a panel a quantity.
+
+    Parameters
+    ----------
+    table
+        `califkit.comparisons.transition_table` of one or more methods.
+    beside
+        `califkit.comparisons.transitions_beside_paper` of the same table.
+
+    Returns
+    -------
+    numpy.ndarray
+        Two Axes: response quality (this run filled, the paper hollow) and reference
+        log-likelihood.
+    """
+    _, axes = plt.subplots(1, 2, figsize=(10.4, 3.8), sharey=True)
+    names = list(dict.fromkeys(table["transition"]))
+    height = {name: y for y, name in enumerate(reversed(names))}
+    methods = list(dict.fromkeys(table["method"]))
+    lift = dict(zip(methods, np.linspace(0.18, -0.18, len(methods)), strict=True))
+    for row in beside.itertuples():
+        y = height[row.transition] + lift[row.method]
+        _change(axes[0], row.this_run, y, row.method, "this run", np.nan)
+        _change(axes[0], row.paper, y, row.method, "paper", row.paper_std)
+    for row in table.itertuples():
+        y = height[row.transition] + lift[row.method]
+        _change(axes[1], row.loglik_change, y, row.method, "this run", np.nan)
+    for ax in axes:
+        ax.axvline(0, color="black", lw=0.8)
+        ax.margins(x=0.1)
+    axes[0].set_yticks(list(height.values()), [name.replace("_", " ") for name in height])
+    axes[0].set_ylim(-0.5, len(names) - 0.5)
+    judges = ", ".join(sorted({judge for judge in table["judge"] if judge}))
+    source = f"this run: {judges}" if judges else "this run: not measured"
+    axes[0].set(xlabel="change of response quality", title=f"response quality\n({source})")
+    axes[1].set(xlabel="change of log-likelihood (nats per token)")
+    axes[1].set_title("reference log-likelihood\n(not response quality)")
+    handles = [_handle(MARKERS[m], COLOURS[m], COLOURS[m], LABELS[m]) for m in methods]
+    handles.append(_handle("D", "white", "#555555", "hollow: paper"))
+    axes[0].figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
+    return axes
+
+
+def _change(ax: Axes, x: float, y: float, method: str, source: str, std: float) -> None:
+    if not np.isnan(x):
+        _point(ax, x, y, method, source, xerr=std)
+
+
+@_styled
+def pair_outcomes(table: pd.DataFrame) -> Axes:
+    """Table 5 drawn: wins, ties and losses of CaLIF against IF-RLVR as shares, a bar a row.
+
+    ``table`` is that of `califkit.comparisons.pairs_beside_paper`; a row without counts says why.
+    """
+    _, ax = plt.subplots(figsize=(8.2, 1.4 + 0.42 * len(table)))
+    looks = {"wins": COLOURS["calif"], "ties": "#bbbbbb", "losses": COLOURS["if_rlvr"]}
+    height = range(len(table))[::-1]
+    for y, (_, row) in zip(height, table.iterrows(), strict=True):
+        if pd.isna(row["pairs"]):
+            ax.text(1, y, row["note"], va="center", style="italic")
+            continue
+        left = 0.0
+        for outcome, colour in looks.items():
+            share = 100 * row[outcome] / row["pairs"]
+            style = {"facecolor": colour, "edgecolor": colour}
+            if row["source"] == "paper":
+                style["facecolor"] = "white"
+            ax.barh(y, share, 0.62, left, lw=1.4, **style)
+            if share > 5:
+                ax.text(left + share / 2, y, row[outcome], ha="center", va="center", fontsize=8)
+            left += share
+    names = [f"{row.configuration} ({row.source})" for row in table.itertuples()]
+    ax.set_yticks(height, names)
+    ax.set(xlabel="pairs (%)", xlim=(0, 100), ylim=(-0.6, len(table) - 0.4))
+    words = {"wins": "CaLIF wins", "ties": "tie", "losses": "IF-RLVR wins"}
+    handles = [Patch(color=colour, label=words[name]) for name, colour in looks.items()]
+    handles.append(Patch(facecolor="white", edgecolor="#555555", label="hollow: paper"))
+    ax.figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
+    return ax
 
 
 def save_figure(profile: str, name: str, figure: Figure, table: pd.DataFrame) -> list[Path]:

@@ -7,11 +7,13 @@ means complete; a folder without one means: continue after the last finished uni
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import platform
 import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -36,6 +38,7 @@ _RECORDED_PACKAGES = (
     "transformers",
     "trl",
     "peft",
+    "vllm",
     "nltk",
     "langdetect",
     "emoji",
@@ -65,6 +68,10 @@ def runs_dir() -> Path:
 
 class StaleRunError(ValueError):
     """An unfinished run that was begun with other data."""
+
+
+class StorageError(OSError):
+    """A folder that cannot be written, or a disk that is too small; the message says which."""
 
 
 @dataclass(frozen=True)
@@ -177,10 +184,7 @@ class RowLog:
     def __init__(self, path: Path) -> None:
         self.path = path
         if path.exists():
-            data = path.read_bytes()
-            whole = data.rfind(b"\n") + 1
-            if whole != len(data):
-                os.truncate(path, whole)
+            os.truncate(path, _whole_lines(path))
 
     def rows(self) -> list[dict[str, Any]]:
         return read_jsonl(self.path) if self.path.exists() else []
@@ -213,15 +217,85 @@ def resume_units(log: RowLog, unit_sizes: list[int]) -> int:
     return done
 
 
+def check_writable(folder: Path, need_bytes: int = 0) -> None:
+    """Make a folder and make sure that it takes files and has room, before work begins.
+
+    Raises
+    ------
+    StorageError
+        Naming the folder, and the bytes that are needed and free where those are too few.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise StorageError(f"{folder}: cannot be written: {error.strerror}") from error
+    free = shutil.disk_usage(folder).free
+    if free < need_bytes:
+        raise StorageError(
+            f"{folder}: about {need_bytes / 1e9:.2f} GB are needed, {free / 1e9:.2f} GB are free"
+        )
+
+
+@contextmanager
+def explaining_full_disk(folder: Path) -> Iterator[None]:
+    """Turn what a full disk raises inside the block into a `StorageError` that says how to go on.
+
+    Libraries that write weights pass on the system's words without its error number.
+    """
+    try:
+        yield
+    except Exception as error:
+        told = os.strerror(errno.ENOSPC) in str(error)
+        if not told and not (type(error) is RuntimeError and _is_full(folder)):
+            raise
+        raise StorageError(
+            f"{folder}: the disk is full; free some space and start the same command again, "
+            "which continues the run"
+        ) from error
+
+
+def _is_full(folder: Path) -> bool:
+    """Whether a file of a mebibyte finds no room: torch reports a failed write without a reason."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"\0" * 2**20)
+    except OSError as error:
+        return error.errno == errno.ENOSPC
+    return False
+
+
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """All rows of a JSONL file."""
     with path.open(encoding="utf-8") as file:
         return [json.loads(line) for line in file if line.strip()]
 
 
+def finished_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a JSONL file that may be growing: all whole lines, none if there is no file."""
+    data = path.read_bytes() if path.exists() else b""
+    whole = data[: data.rfind(b"\n") + 1].decode()
+    return [json.loads(line) for line in whole.split("\n") if line.strip()]
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write JSON so that a reader sees the old file or the new one, never half of it."""
     _replace(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def _whole_lines(path: Path, block: int = 1 << 20) -> int:
+    """Bytes up to the end of the last whole line, found from the end: files may be large."""
+    with path.open("rb") as file:
+        end = file.seek(0, os.SEEK_END)
+        while end > 0:
+            start = max(0, end - block)
+            file.seek(start)
+            newline = file.read(end - start).rfind(b"\n")
+            if newline >= 0:
+                return start + newline + 1
+            end = start
+    return 0
 
 
 def _lines(rows: Iterable[dict[str, Any]]) -> str:

@@ -1,113 +1,186 @@
 """GRPO with TRL: a training stage -> policy, training log and rollouts.
 
-The only module that knows TRL. Every default of ``GRPOConfig`` that matters is set here or in the
-params file; the resolved configuration goes into the manifest. Where TRL's defaults differ from the
-paper's training (section 3): beta is 0.001 and not 0, the KL term is the plain low-variance
-estimator (no bias correction), and bfloat16 is switched off on a CPU.
+The only module beside `califkit.reference` that knows TRL. Every default of ``GRPOConfig`` that
+matters is set here or in the params file; the resolved configuration goes into the manifest. Where
+TRL's defaults differ from the paper's training (section 3): beta is 0.001 and not 0, the KL term is
+the plain low-variance estimator (no bias correction), and bfloat16 is switched off on a CPU.
 
 A killed run continues from its last checkpoint; log rows after that checkpoint are cut and computed
-again, so the final rows equal those of an unbroken run.
+again, so the final rows equal those of an unbroken run. Under torchrun (or `califkit.machine`) all
+processes train together; the first one alone holds the folder and writes into it.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
 from datasets import Dataset
-from transformers import PrinterCallback, TrainerCallback
-from transformers.trainer_utils import get_last_checkpoint
+from peft import LoraConfig, PeftModel
+from transformers import AutoModelForCausalLM, PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from califkit.adapters import constraints_json
-from califkit.anchors import AnchorError, compute_anchors, join_anchors, load_anchors
+from califkit.anchors import (
+    AnchorError,
+    bounds_for,
+    compute_anchors,
+    degenerate,
+    join_anchors,
+    load_anchors,
+    self_test,
+)
+from califkit.checkpoints import (
+    CHECKPOINTS,
+    bytes_needed,
+    copy_policy,
+    last_checkpoint,
+    step_of,
+)
+from califkit.data import Instance, Loaded
 from califkit.models import load_tokenizer, resolve
-from califkit.params import Execution, TrainStage
+from califkit.params import Execution, ParamsError, TrainStage, stage_hash
 from califkit.prompts import training_prompts
-from califkit.runs import LOG, ROLLOUTS, RowLog, Run, own_run
-from califkit.trl_reward import CalifReward
+from califkit.runs import (
+    LOG,
+    Run,
+    check_writable,
+    explaining_full_disk,
+    open_run,
+    own_run,
+    project_root,
+    read_jsonl,
+    write_json,
+)
+from califkit.training_log import TrainingLog
+from califkit.trl_reward import CalifReward, check_config
 
 POLICY = "policy"
-CHECKPOINTS = "checkpoints"
+_FACTS = "facts.json"
+
+_PROCESS_GROUP_TIMEOUT = 24 * 3600
+"""Seconds that processes wait for each other: the first one may measure anchors meanwhile."""
 
 
 def train(profile: str, stage: TrainStage, execution: Execution) -> Run:
     """Stage: one GRPO run. Missing anchors are computed first.
 
-    Writes `LOG` (a row a step), `ROLLOUTS` (a row a rollout) and the trained model in `POLICY`.
+    Writes `LOG` (a row a step), `ROLLOUTS` (a row a rollout) and the trained model in `POLICY`;
+    adapters are merged into it. Under several processes each of them has to call this.
+
+    Raises
+    ------
+    ParamsError
+        For settings that cannot be used here, before anything is loaded.
+    StorageError
+        If the folder cannot be written, the disk is too small for the run, or it fills up.
+    AnchorError
+        If the anchors are not those of these prompts, or this scorer does not reproduce them.
     """
     started = time.monotonic()
     run = own_run(profile, stage)  # a recorded run has no policy
-    with run.computing() as needed:
-        if not needed:
-            return run
-        anchor_run = compute_anchors(profile, stage.anchors, execution)
-        loaded = training_prompts(stage.anchors.data)
-        if anchor_run.manifest()["data_sha256"] != loaded.sha256:
-            raise AnchorError(
-                f"{anchor_run.folder}: the bounds were measured for other training prompts; "
-                "delete the folder to measure them again"
-            )
-        anchors = load_anchors(anchor_run)
-        bounds = join_anchors(loaded.instances, anchors)
-        rows = Dataset.from_dict(
-            {
-                "prompt": [[{"role": "user", "content": i.prompt}] for i in loaded.instances],
-                "key": [i.key for i in loaded.instances],
-                "request": [i.request for i in loaded.instances],
-                "constraints": [constraints_json(i.constraints) for i in loaded.instances],
-                "l0": bounds["l0"].tolist(),
-                "l1": bounds["l1"].tolist(),
-            }
-        )
-        config = grpo_config(stage, execution, run.folder)
-        log = TrainingLog(run.folder, stage.training.steps, f"train {stage.name}")
-        reward = CalifReward(
-            alpha=stage.alpha,
-            tokens_per_pass=execution.tokens_per_pass,
-            on_rollouts=log.add_rollouts,
-        )
-        folder = resolve(stage.anchors.model)
-        trainer = GRPOTrainer(
-            model=str(folder),
-            reward_funcs=reward,
-            args=config,
-            train_dataset=rows,
-            processing_class=load_tokenizer(folder),
-            callbacks=[log],
-        )
-        trainer.remove_callback(PrinterCallback)  # the log says how training goes
-        reward.bind(trainer)
-        checkpoint = _last_checkpoint(run.folder / CHECKPOINTS)
-        done = _step_of(checkpoint)
-        log.resume_at(done)
-        if done < stage.training.steps:
-            trainer.train(resume_from_checkpoint=checkpoint)
-        else:  # killed after the last step, whose checkpoint train() would take a step further
-            trainer.model = type(trainer.model).from_pretrained(checkpoint, dtype="auto")
-
-        _save_policy(trainer, run.folder / POLICY)
-        run.finish(
-            started,
-            rows=len(log.steps.rows()),
-            data=loaded.summary(),
-            data_sha256=loaded.sha256,
-            semantics=reward.semantics,
-            device=trainer.model.device.type,
-            trl_config=resolved_config(config, run.folder),
-            threads=torch.get_num_threads(),
-        )
-        # After the manifest: a kill between the two must not cost the training.
-        shutil.rmtree(run.folder / CHECKPOINTS, ignore_errors=True)
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    if processes == 1 and run.is_complete:
+        return run
+    check_settings(stage, execution, processes)
+    reward = CalifReward(
+        stage.alpha,
+        stage.method,
+        **(stage.reward.model_dump() if stage.reward else {}),
+        thinking=stage.anchors.thinking,
+        tokens_per_pass=execution.tokens_per_pass,
+    )
+    peft_config = _lora_config(stage)
+    config = grpo_config(stage, execution, run.folder, processes)  # starts the process group
+    check_config(config, peft_config)
+    group = config.distributed_state
+    with explaining_full_disk(run.folder), _computing(run, execution, group) as needed:
+        if needed:
+            if group.is_main_process:
+                compute_anchors(profile, stage.anchors, execution)
+            checkpoint = _from_first(group, lambda: last_checkpoint(run.folder / CHECKPOINTS))
+            if step_of(checkpoint) < stage.training.steps:
+                _train(run, profile, execution, reward, config, peft_config, checkpoint)
+            elif group.is_main_process:  # killed after the last step
+                print(f"train {stage.name}: all {stage.training.steps} steps are there", flush=True)
+            if group.is_main_process:
+                _finish(run, started)
+            group.wait_for_everyone()
     return run
 
 
-def grpo_config(stage: TrainStage, execution: Execution, folder: Path) -> GRPOConfig:
-    """The TRL configuration of a training stage."""
+def check_settings(stage: TrainStage, execution: Execution, processes: int) -> None:
+    """Refuse what cannot work here, before a model, a data set or a process group is there."""
+    settings = stage.training
+    rollouts = settings.prompts_per_step * settings.rollouts_per_prompt
+    if rollouts % (settings.micro_batch_size * processes):
+        raise ParamsError(
+            f"training: {rollouts} rollouts a step do not divide among {processes} processes in "
+            f"micro-batches of micro_batch_size = {settings.micro_batch_size}"
+        )
+    for tracker in execution.report_to:
+        _require(tracker, f"execution.report_to = {tracker}")
+    if settings.use_vllm:
+        _require("vllm", "training.use_vllm = true")
+    if execution.deepspeed is not None:
+        _require("deepspeed", f"execution.deepspeed = {execution.deepspeed}")
+        if not torch.cuda.is_available():
+            raise ParamsError(
+                f"execution.deepspeed = {execution.deepspeed}: there is no GPU, and the trainer "
+                "ignores DeepSpeed on a CPU"
+            )
+        _check_deepspeed(project_root() / execution.deepspeed)
+
+
+def _require(package: str, setting: str) -> None:
+    if find_spec(package) is None:
+        raise ParamsError(f"{setting}: the package {package} is not installed")
+
+
+def _check_deepspeed(path: Path) -> None:
+    try:
+        zero = json.loads(path.read_text(encoding="utf-8")).get("zero_optimization", {})
+    except (OSError, ValueError) as error:
+        raise ParamsError(f"execution.deepspeed = {path}: cannot be read: {error}") from error
+    gathers = "stage3_gather_16bit_weights_on_model_save"
+    if zero.get("stage") == 3 and not zero.get(gathers):
+        raise ParamsError(
+            f"execution.deepspeed = {path}: zero_optimization.{gathers} must be true, or "
+            "checkpoints hold no weights that a policy can be made of"
+        )
+
+
+def _lora_config(stage: TrainStage) -> LoraConfig | None:
+    if (lora := stage.training.lora) is None:
+        return None
+    modules = lora.target_modules
+    return LoraConfig(
+        r=lora.r,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=modules if isinstance(modules, str) else list(modules),
+        task_type="CAUSAL_LM",
+    )
+
+
+def grpo_config(
+    stage: TrainStage, execution: Execution, folder: Path, processes: int = 1
+) -> GRPOConfig:
+    """The TRL configuration of a training stage in one of several processes.
+
+    A step is the same whatever their number: they share its rollouts evenly.
+    """
     settings = stage.training
     rollouts = settings.prompts_per_step * settings.rollouts_per_prompt
     on_gpu = torch.cuda.is_available()
@@ -117,7 +190,7 @@ def grpo_config(stage: TrainStage, execution: Execution, folder: Path) -> GRPOCo
         data_seed=stage.seed,
         max_steps=settings.steps,
         per_device_train_batch_size=settings.micro_batch_size,
-        gradient_accumulation_steps=rollouts // settings.micro_batch_size,
+        gradient_accumulation_steps=rollouts // (settings.micro_batch_size * processes),
         num_generations=settings.rollouts_per_prompt,
         max_completion_length=settings.max_completion_tokens,
         temperature=settings.temperature,
@@ -141,7 +214,7 @@ def grpo_config(stage: TrainStage, execution: Execution, folder: Path) -> GRPOCo
         importance_sampling_level="token",
         mask_truncated_completions=False,
         sync_ref_model=False,
-        disable_dropout=True,
+        disable_dropout=settings.lora is None or not settings.lora.dropout,
         entropy_coef=0.0,
         shuffle_dataset=True,
         remove_unused_columns=False,
@@ -150,11 +223,16 @@ def grpo_config(stage: TrainStage, execution: Execution, folder: Path) -> GRPOCo
         use_cpu=not on_gpu,
         # bfloat16 weights would swallow updates of this size; on a GPU autocast saves the time.
         model_init_kwargs={"dtype": "float32"},
-        chat_template_kwargs={"enable_thinking": False},
+        chat_template_kwargs={"enable_thinking": stage.anchors.thinking},
+        use_vllm=settings.use_vllm,
+        vllm_mode="colocate",
+        deepspeed=execution.deepspeed and str(project_root() / execution.deepspeed),
+        ddp_timeout=_PROCESS_GROUP_TIMEOUT,
         logging_steps=1,
         save_steps=execution.save_every,
-        save_total_limit=1,
-        report_to="none",
+        save_total_limit=execution.keep_checkpoints,
+        report_to=list(execution.report_to),
+        run_name=f"{stage.name}-{stage_hash(stage)}",
         disable_tqdm=True,
     )
 
@@ -165,85 +243,157 @@ def resolved_config(config: GRPOConfig, folder: Path) -> dict[str, Any]:
     return json.loads(text.replace(str(folder), "."))
 
 
-class TrainingLog(TrainerCallback):
-    """Keeps `LOG` and `ROLLOUTS` in step with the trainer, and says how training goes."""
-
-    def __init__(self, folder: Path, steps: int, label: str) -> None:
-        self.steps = RowLog(folder / LOG)
-        self.rollouts = RowLog(folder / ROLLOUTS)
-        self.total = steps
-        self.label = label
-        self._pending: list[dict[str, Any]] = []
-        self._clock = time.monotonic()
-
-    def resume_at(self, step: int) -> None:
-        """Cut the rows of steps after the checkpoint that training continues from."""
-        for log in (self.steps, self.rollouts):
-            rows = log.rows()
-            kept = [row for row in rows if row["step"] <= step]
-            if len(kept) < len(rows):
-                log.keep(kept)
-        if step:
-            print(f"{self.label}: continuing after step {step} of {self.total}", flush=True)
-
-    def add_rollouts(self, step: int, rows: list[dict[str, Any]]) -> None:
-        """Take the rollouts of the step that is being computed (``step`` counts finished ones)."""
-        self._pending += [{"step": step + 1, **row} for row in rows]
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._clock = time.monotonic()
-
-    def on_log(
-        self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
-    ) -> None:
-        if not state.is_world_process_zero or not logs or "loss" not in logs:
-            return
-        row = {"step": state.global_step} | {k: v for k, v in logs.items() if k != "step_time"}
-        row["seconds"] = round(time.monotonic() - self._clock, 2)
-        self.rollouts.append(self._pending)
-        self._pending = []
-        self.steps.append([row])
-        print(
-            f"{self.label}: step {state.global_step} of {self.total}: "
-            f"r_ver {row['r_ver']:.2f}, l {_number(row['loglik'])}, {row['tokens']:.0f} tokens, "
-            f"{row['seconds']:.0f} s",
-            flush=True,
-        )
+@contextmanager
+def _computing(run: Run, execution: Execution, group: PartialState) -> Iterator[bool]:
+    """`Run.computing` for a group of processes: the first one holds the folder, all learn whether
+    there is anything to do."""
+    if not group.is_main_process:
+        yield _from_first(group, lambda: None)
+        return
+    if not run.is_complete:
+        model = resolve(run.stage.anchors.model)
+        done = run.folder / CHECKPOINTS
+        check_writable(run.folder, bytes_needed(run.stage, execution, model, done))
+    with run.computing() as needed:
+        yield _from_first(group, lambda: needed)
 
 
-def _number(value: float | None) -> str:
-    return "none" if value is None else f"{value:.2f}"
+def _from_first(group: PartialState, value: Callable[[], Any]) -> Any:
+    """What the first process finds, on all of them."""
+    return broadcast_object_list([value() if group.is_main_process else None])[0]
 
 
-def _last_checkpoint(folder: Path) -> str | None:
-    """The newest whole checkpoint; one that a kill tore is removed.
+def _train(
+    run: Run,
+    profile: str,
+    execution: Execution,
+    reward: CalifReward,
+    config: GRPOConfig,
+    peft_config: LoraConfig | None,
+    checkpoint: Path | None,
+) -> None:
+    """Train up to the last step, whose checkpoint stays."""
+    stage = run.stage
+    loaded = training_prompts(stage.anchors.data)
+    anchors = open_run(profile, stage.anchors)
+    instances, rows = training_rows(stage, anchors, loaded)
+    reward.on_rollouts = _ignore
+    callbacks: list[TrainerCallback] = []
+    if config.distributed_state.is_main_process:
+        log = TrainingLog(run.folder, stage.training.steps, f"train {stage.name}")
+        log.resume_at(step_of(checkpoint))
+        reward.on_rollouts, callbacks = log.add_rollouts, [log]
+    if "tensorboard" in execution.report_to:  # else it writes among the checkpoints
+        os.environ["TENSORBOARD_LOGGING_DIR"] = str(run.folder / "tensorboard")
+    folder = resolve(stage.anchors.model)
+    trainer = GRPOTrainer(
+        model=str(folder),
+        reward_funcs=reward,
+        args=config,
+        train_dataset=rows,
+        processing_class=load_tokenizer(folder),
+        peft_config=peft_config,
+        callbacks=callbacks,
+    )
+    trainer.remove_callback(PrinterCallback)  # the log says how training goes
+    reward.bind(trainer)
 
-    The trainer deletes an older checkpoint only after it has written the next one, so a kill never
-    leaves none.
+    def before_the_first_step() -> None:
+        difference = self_test(anchors, instances, reward._scorer)
+        facts = {
+            "data": loaded.summary(),
+            "data_sha256": loaded.sha256,
+            "dropped_prompts": len(loaded.instances) - len(instances),
+            "semantics": reward.semantics,
+            "reference": reward.reference_kind,
+            "anchor_self_test": difference,
+            "device": trainer.model.device.type,
+            "processes": config.world_size,
+            "threads": torch.get_num_threads(),
+            "trl_config": resolved_config(config, run.folder),
+        }
+        if config.distributed_state.is_main_process:
+            write_json(run.folder / CHECKPOINTS / _FACTS, facts)
+
+    trainer.add_callback(_AtStart(before_the_first_step))
+    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+
+
+class _AtStart(TrainerCallback):
+    """Calls a function when the model is ready for the first step, wrapped as it will be."""
+
+    def __init__(self, function: Callable[[], None]) -> None:
+        self._function = function
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._function()
+
+
+def _ignore(step: int, rows: list[dict[str, Any]]) -> None:
+    """What other processes do with rollouts: the first one writes those of all."""
+
+
+def training_rows(
+    stage: TrainStage, anchors: Run, loaded: Loaded
+) -> tuple[list[Instance], Dataset]:
+    """The prompts to train on, and the data set that TRL and `CalifReward` read.
+
+    With ``drop_degenerate`` the same prompts are left out under every method that has the same
+    anchors, whether or not the bounds enter its reward.
+
+    Raises
+    ------
+    AnchorError
+        If the anchors were measured otherwise or for other prompts, or fewer prompts than one step
+        takes are left.
     """
-    while folder.is_dir() and (checkpoint := get_last_checkpoint(str(folder))):
-        if _is_whole(Path(checkpoint)):
-            return checkpoint
-        shutil.rmtree(checkpoint)
-    return None
+    table = join_anchors(
+        loaded.instances, load_anchors(anchors, stage.anchors, data_sha256=loaded.sha256)
+    )
+    kept = np.ones(len(table), dtype=bool)
+    if stage.training.drop_degenerate:
+        kept = ~degenerate(table)
+    instances = [i for i, keep in zip(loaded.instances, kept, strict=True) if keep]
+    if len(instances) < stage.training.prompts_per_step:
+        raise AnchorError(
+            f"{anchors.folder}: {len(instances)} of {len(table)} prompts have sound anchors, fewer "
+            f"than training.prompts_per_step = {stage.training.prompts_per_step}"
+        )
+    l0, l1 = (bound[kept].tolist() for bound in bounds_for(stage.method, table))
+    rows = Dataset.from_dict(
+        {
+            "prompt": [[{"role": "user", "content": i.prompt}] for i in instances],
+            "key": [i.key for i in instances],
+            "request": [i.request for i in instances],
+            "constraints": [constraints_json(i.constraints) for i in instances],
+            "l0": l0,
+            "l1": l1,
+            "anchor_r_ver": table["constrained_r_ver"][kept].tolist(),
+        }
+    )
+    return instances, rows
 
 
-def _is_whole(checkpoint: Path) -> bool:
-    """Whether the trainer state is there, which is the last file of a checkpoint to be written."""
-    try:
-        json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
-        return False
-    return True
+def _finish(run: Run, started: float) -> None:
+    """Make the policy of the last checkpoint and declare the run complete."""
+    checkpoints = run.folder / CHECKPOINTS
+    _save_policy(run.stage, last_checkpoint(checkpoints), run.folder / POLICY)
+    facts = json.loads((checkpoints / _FACTS).read_text(encoding="utf-8"))
+    run.finish(started, rows=len(read_jsonl(run.folder / LOG)), **facts)
+    # After the manifest: a kill between the two must not cost the training.
+    shutil.rmtree(checkpoints, ignore_errors=True)
 
 
-def _step_of(checkpoint: str | None) -> int:
-    return int(checkpoint.rsplit("-", 1)[1]) if checkpoint else 0
-
-
-def _save_policy(trainer: GRPOTrainer, folder: Path) -> None:
+def _save_policy(stage: TrainStage, checkpoint: Path, folder: Path) -> None:
+    """A folder that loads as a plain model; adapters are merged into the weights."""
     temporary = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
-    trainer.save_model(str(temporary))
+    if stage.training.lora is None:
+        copy_policy(checkpoint, temporary)
+    else:
+        start = resolve(stage.anchors.model)
+        base = AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32)
+        PeftModel.from_pretrained(base, checkpoint).merge_and_unload().save_pretrained(temporary)
+        load_tokenizer(checkpoint).save_pretrained(temporary)
     shutil.rmtree(folder, ignore_errors=True)
     temporary.rename(folder)

@@ -13,10 +13,10 @@ import pytest
 from filelock import FileLock, Timeout
 from tiny_runs import environment, n_lines, params_file, start, tiny_params, wait_for
 
-from califkit import dispatch
+from califkit import dispatch, machine
 from califkit.dispatch import Job, JobError, NotSubmittedError
-from califkit.params import AnchorStage, Execution, Params
-from califkit.runs import MANIFEST, Run, open_run, write_json
+from califkit.params import AnchorStage, Execution, Params, ParamsError
+from califkit.runs import LOG, MANIFEST, ROLLOUTS, Run, open_run, read_jsonl, write_json
 
 DRAWS = "draws.jsonl"
 # Long enough to be found, cancelled and killed while it runs.
@@ -74,108 +74,264 @@ def slurm_answers() -> bool:
 
 
 class Machine:
-    """Stands for the scheduler: a job ends after its number of rounds, complete or not."""
+    """Stands for the scheduler: the job of a folder ends after its number of rounds (1 if not
+    given), complete or not."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, rounds: dict[int, int]) -> None:
-        self.rounds = rounds
-        self.failing: set[int] = set()
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, rounds: dict[str, int] | None = None):
+        self.rounds = rounds or {}
+        self.failing: set[str] = set()
         self.now = 0
-        self.started: dict[int, int] = {}
-        self.runs: dict[int, Run] = {}
+        self.started: dict[str, int] = {}
+        self.jobs: dict[str, Job] = {}
+        self.after: dict[str, tuple[str, ...]] = {}
         self.cancelled: list[str] = []
         monkeypatch.setattr(dispatch, "_start", self._start)
-        monkeypatch.setattr(dispatch, "_is_alive", lambda job: not self._ended(int(job.job_id)))
+        monkeypatch.setattr(dispatch, "_is_alive", lambda job: not self._ended(job.job_id))
         monkeypatch.setattr(dispatch, "cancel", self._cancel)
         monkeypatch.setattr(dispatch.time, "sleep", self._sleep)
 
-    def _ended(self, seed: int) -> bool:
-        return self.now >= self.started[seed] + self.rounds[seed]
+    def _ended(self, name: str) -> bool:
+        return self.now >= self.started[name] + self.rounds.get(name, 1)
 
-    def _start(self, profile: str, run: Run, execution: Execution, count: int) -> Job:
-        seed = run.stage.data.seed
+    def _start(self, profile, run, execution, count, gpus=(), after=()) -> Job:
+        name = name_of(run)
         run.folder.mkdir(parents=True)
-        self.started[seed], self.runs[seed] = self.now, run
-        return Job(run, "local", str(seed))
+        self.started[name], self.after[name] = self.now, after
+        self.jobs[name] = Job(run, execution.cluster, name, gpus)
+        return self.jobs[name]
 
     def _sleep(self, seconds: float) -> None:
         self.now += 1
-        for seed, run in self.runs.items():
-            if self._ended(seed) and seed not in self.failing:
-                write_json(run.folder / MANIFEST, {})
+        for name, job in self.jobs.items():
+            if self._ended(name) and name not in self.failing:
+                write_json(job.run.folder / MANIFEST, {})
 
     def _cancel(self, jobs: list[Job]) -> None:
         self.cancelled += [job.job_id for job in jobs if job.state == "running"]
 
 
+def name_of(run: Run) -> str:
+    """``anchors 3`` for the anchors of data seed 3, else kind and name."""
+    if isinstance(run.stage, AnchorStage):
+        return f"anchors {run.stage.data.seed}"
+    return f"{run.stage.kind} {run.stage.name}"
+
+
 def test_the_next_job_starts_when_a_slot_is_free(runs, tmp_path, monkeypatch):
-    machine = Machine(monkeypatch, {0: 10, 1: 2, 2: 3, 3: 1})
+    rounds = {"anchors 0": 10, "anchors 1": 2, "anchors 2": 3, "anchors 3": 1}
+    scheduler = Machine(monkeypatch, rounds)
     stages = with_data_seeds(tiny_params(tmp_path), 0, 1, 2, 3)
     done = dispatch.compute_all("tiny", stages, Execution(workers=2))
-    assert machine.started == {0: 0, 1: 0, 2: 2, 3: 5}
+    assert scheduler.started == {"anchors 0": 0, "anchors 1": 0, "anchors 2": 2, "anchors 3": 5}
     assert [run.stage.data.seed for run in done] == [0, 1, 2, 3]
     assert all(run.is_complete for run in done)
 
 
 def test_a_cluster_gets_all_jobs_at_once(runs, tmp_path, monkeypatch):
-    machine = Machine(monkeypatch, {0: 3, 1: 1, 2: 2})
+    scheduler = Machine(monkeypatch, {"anchors 0": 3, "anchors 2": 2})
     stages = with_data_seeds(tiny_params(tmp_path), 0, 1, 2)
     dispatch.compute_all("tiny", stages, Execution(workers=1, cluster="slurm"))
-    assert set(machine.started.values()) == {0}
+    assert set(scheduler.started.values()) == {0}
 
 
 def test_a_failure_ends_the_other_local_jobs(runs, tmp_path, monkeypatch):
-    machine = Machine(monkeypatch, {0: 10, 1: 2, 2: 3})
-    machine.failing = {1}
+    scheduler = Machine(monkeypatch, {"anchors 0": 10, "anchors 1": 2, "anchors 2": 3})
+    scheduler.failing = {"anchors 1"}
     stages = with_data_seeds(tiny_params(tmp_path), 0, 1, 2)
     with pytest.raises(JobError, match="has no manifest after its job ended"):
         dispatch.compute_all("tiny", stages, Execution(workers=2))
-    assert machine.cancelled == ["0"]
-    assert 2 not in machine.started
+    assert scheduler.cancelled == ["anchors 0"]
+    assert "anchors 2" not in scheduler.started
 
 
 def test_complete_stages_start_nothing(runs, tmp_path, monkeypatch):
-    machine = Machine(monkeypatch, {0: 1, 1: 1})
+    scheduler = Machine(monkeypatch)
     stages = with_data_seeds(tiny_params(tmp_path), 0, 1)
     dispatch.compute_all("tiny", stages, Execution())
-    again = Machine(monkeypatch, {})
+    again = Machine(monkeypatch)
     assert [run.folder for run in dispatch.compute_all("tiny", stages, Execution())] == [
-        machine.runs[seed].folder for seed in (0, 1)
+        scheduler.jobs[f"anchors {seed}"].run.folder for seed in (0, 1)
     ]
     assert [job.state for job in dispatch.submit("tiny", stages, Execution())] == ["complete"] * 2
     assert again.started == {}
 
 
+ORDER = {  # what an evaluation of the base and of two policies needs, and when with two workers
+    "anchors 0": 0,
+    "scores base-seed0": 0,
+    "training if_rlvr-seed0": 1,
+    "training calif-seed0": 1,
+    "scores if_rlvr-trained0-seed0": 2,
+    "scores calif-trained0-seed0": 2,
+}
+
+
+def test_policies_are_trained_before_they_are_evaluated(runs, tmp_path, monkeypatch):
+    scheduler = Machine(monkeypatch)
+    stages = tiny_params(tmp_path).settings.score_stages()
+    done = dispatch.compute_all("tiny", stages, Execution(workers=2))
+    assert scheduler.started == ORDER
+    assert [run.stage for run in done] == stages
+
+
+def test_a_cluster_is_told_which_jobs_wait_for_which(runs, tmp_path, monkeypatch):
+    scheduler = Machine(monkeypatch)
+    stages = tiny_params(tmp_path).settings.score_stages()
+    dispatch.compute_all("tiny", stages, Execution(cluster="slurm"))
+    assert set(scheduler.started.values()) == {0}
+    assert scheduler.after == {
+        "anchors 0": (),
+        "scores base-seed0": (),
+        "training if_rlvr-seed0": ("anchors 0",),
+        "training calif-seed0": ("anchors 0",),
+        "scores if_rlvr-trained0-seed0": ("training if_rlvr-seed0",),
+        "scores calif-trained0-seed0": ("training calif-seed0",),
+    }
+
+
+def test_a_failed_policy_is_not_evaluated(runs, tmp_path, monkeypatch):
+    scheduler = Machine(monkeypatch)
+    scheduler.failing = {"training calif-seed0"}
+    with pytest.raises(JobError, match="calif-seed0"):
+        dispatch.compute_all(
+            "tiny", tiny_params(tmp_path).settings.score_stages(), Execution(workers=1)
+        )
+    assert "scores calif-trained0-seed0" not in scheduler.started
+
+
+def test_responses_that_are_there_need_no_policy(runs, tmp_path, monkeypatch):
+    scheduler = Machine(monkeypatch)
+    stage = tiny_params(tmp_path).settings.score_stages()[-1]
+    responses = open_run("tiny", stage.responses)
+    responses.folder.mkdir(parents=True)
+    write_json(responses.folder / MANIFEST, {})
+    dispatch.compute_all("tiny", [stage], Execution())
+    assert list(scheduler.started) == ["scores calif-trained0-seed0"]
+
+
+def test_jobs_share_no_gpu(runs, tmp_path, monkeypatch):
+    rounds = {"anchors 0": 3, "anchors 1": 1, "anchors 2": 1}
+    scheduler = Machine(monkeypatch, rounds)
+    monkeypatch.setattr(dispatch, "gpus_of_machine", lambda: ("4", "5"))
+    stages = with_data_seeds(tiny_params(tmp_path), 0, 1, 2)
+    dispatch.compute_all("tiny", stages, Execution(workers=8))
+    assert scheduler.started == {"anchors 0": 0, "anchors 1": 0, "anchors 2": 1}
+    gpus = [scheduler.jobs[f"anchors {seed}"].gpus for seed in (0, 1, 2)]
+    assert gpus == [("4",), ("5",), ("5",)]
+
+
+def test_a_job_of_several_processes_has_a_gpu_for_each(runs, tmp_path, monkeypatch):
+    scheduler = Machine(monkeypatch)
+    monkeypatch.setattr(dispatch, "gpus_of_machine", lambda: ("0", "1", "2", "3"))
+    stages = tiny_params(tmp_path).settings.score_stages()
+    dispatch.compute_all("tiny", stages, Execution(processes=4))
+    assert len(scheduler.jobs["anchors 0"].gpus) == 4
+    assert len(scheduler.jobs["training calif-seed0"].gpus) == 4
+    assert len(scheduler.jobs["scores calif-trained0-seed0"].gpus) == 1
+    assert len(set(scheduler.started.values())) >= 4  # a group of four waits for all four
+    with pytest.raises(ParamsError, match="processes = 5, but 4 GPUs are visible"):
+        dispatch.compute_all(
+            "tiny", with_data_seeds(tiny_params(tmp_path), 7), Execution(processes=5)
+        )
+
+
+def test_gpus_are_found_without_cuda(tmp_path, monkeypatch):
+    program = tmp_path / "nvidia-smi"
+    program.write_text('#!/bin/sh\necho "GPU 0: H100 (UUID: a)"\necho "GPU 1: H100 (UUID: b)"\n')
+    program.chmod(0o755)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert machine.gpus_of_machine() == ("0", "1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert machine.gpus_of_machine() == ("1",)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert machine.gpus_of_machine() == ()
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert machine.gpus_of_machine() == ()
+
+
+def test_one_process_uses_one_gpu(runs, tmp_path, monkeypatch):
+    monkeypatch.setattr(dispatch, "gpus_of_machine", lambda: ("2", "3"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    stage = tiny_params(tmp_path).settings.anchor_stage()
+    seen = []
+    monkeypatch.setattr(
+        dispatch, "_compute", lambda *args: seen.append(os.environ["CUDA_VISIBLE_DEVICES"])
+    )
+    dispatch.compute("tiny", stage, Execution())
+    assert seen == ["2"]
+
+
+def test_who_waits_is_told_at_intervals_and_at_the_end(runs, tmp_path, monkeypatch):
+    Machine(monkeypatch, {"anchors 0": 9})
+    monkeypatch.setattr(dispatch, "TICK", 0)
+    stages = with_data_seeds(tiny_params(tmp_path), 0)
+    complete = []
+    dispatch.compute_all(
+        "tiny",
+        stages,
+        Execution(),
+        on_tick=lambda: complete.append(open_run("tiny", stages[0]).is_complete),
+    )
+    assert complete == [False] * 9 + [True]
+
+
+def test_alarms_are_shown_whatever_the_interval(runs, tmp_path):
+    run = open_run("tiny", tiny_params(tmp_path).settings.anchor_stage())
+    lines = [
+        "train a: step 1 of 9: r_ver 0.5",
+        "train a: alarm: it is hot",
+        "train a: step 2 of 9: r_ver 0.5",
+    ]
+
+    class Printed(Job):
+        output = "\n".join(lines)
+
+    job, shown = Printed(run, "local", "1"), {}
+    assert list(dispatch._news([job], ["running"], shown, 60)) == [lines[1], lines[2]]
+    assert list(dispatch._news([job], ["running"], shown, 60)) == []
+    Printed.output += "\ntrain a: alarm: it is hotter\ntrain a: step 3 of 9: r_ver 0.6"
+    assert list(dispatch._news([job], ["running"], shown, 60)) == ["train a: alarm: it is hotter"]
+
+
 @pytest.mark.parametrize(
-    ("configured", "jobs", "cores", "free_gb", "expected"),
+    ("configured", "jobs", "cores", "free_gb", "gpus", "expected"),
     [
-        (None, 4, 8, 100, 4),  # no more than there are jobs
-        (None, 4, 2, 100, 2),  # than cores
-        (None, 4, 8, 13, 2),  # than memory holds at 6 GB each
-        (None, 4, 8, 1, 1),  # but one always
-        (3, 4, 1, 1, 3),  # a configured number is taken as it is
-        (8, 4, 8, 100, 4),
-        (None, 1, 8, 100, 1),
-        (4, 0, 8, 100, 1),
+        (None, 4, 8, 100, 0, 4),  # no more than there are jobs
+        (None, 4, 2, 100, 0, 2),  # than cores
+        (None, 4, 8, 13, 0, 2),  # than memory holds at 6 GB each
+        (None, 4, 8, 1, 0, 1),  # but one always
+        (3, 4, 1, 1, 0, 3),  # a configured number is taken as it is
+        (8, 4, 8, 100, 0, 4),
+        (None, 1, 8, 100, 0, 1),
+        (4, 0, 8, 100, 0, 1),
+        (None, 4, 8, 100, 1, 1),  # never two on one GPU
+        (4, 4, 8, 100, 2, 2),
+        (2, 4, 8, 100, 8, 2),
     ],
 )
-def test_workers(monkeypatch, configured, jobs, cores, free_gb, expected):
+def test_workers(monkeypatch, configured, jobs, cores, free_gb, gpus, expected):
     memory = type("Memory", (), {"available": free_gb * 1e9})
-    monkeypatch.setattr(dispatch.psutil, "virtual_memory", lambda: memory)
-    monkeypatch.setattr(dispatch, "_cores", lambda: cores)
+    monkeypatch.setattr(machine.psutil, "virtual_memory", lambda: memory)
+    monkeypatch.setattr(machine, "cores", lambda: cores)
     execution = Execution(workers=configured, memory_per_worker_gb=6)
-    assert dispatch.workers(execution, jobs) == expected
+    assert machine.workers(execution, jobs, gpus) == expected
 
 
 def test_missing_runs_on_a_cluster_are_listed_not_submitted(runs, tmp_path, monkeypatch):
-    machine = Machine(monkeypatch, {0: 1})
+    scheduler = Machine(monkeypatch)
     params = tiny_params(tmp_path, execution={"cluster": "slurm"})
     stage = params.settings.anchor_stage()
     with pytest.raises(NotSubmittedError, match="1 of 1 runs are not there") as caught:
         dispatch.ensure(params, [stage])
     assert f"tiny/anchors/{open_run('tiny', stage).folder.name}" in str(caught.value)
-    assert machine.started == {} and not runs.exists()
+    assert scheduler.started == {} and not runs.exists()
+    with pytest.raises(NotSubmittedError, match="3 of 3 runs are not there") as caught:
+        dispatch.ensure(params, params.settings.score_stages())
+    listed = [line.split("/")[1] for line in str(caught.value).splitlines()[1:]]
+    assert listed == ["scores", "anchors", "training", "scores", "training", "scores"]
     dispatch.ensure(params, [stage], submit=True)
-    assert machine.started == {0: 0}
+    assert scheduler.started == {"anchors 0": 0}
 
 
 @pytest.mark.parametrize("seen", [None, "2,3"])
@@ -184,13 +340,15 @@ def test_a_local_job_sees_the_gpus_of_its_parent(monkeypatch, runs, tmp_path, se
     params = tiny_params(tmp_path)
     stage = params.settings.anchor_stage()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setattr(dispatch, "_end_with_parent", lambda: None)
+    monkeypatch.setattr(dispatch, "end_with_parent", lambda parent: None)
+    environment = type("JobEnvironment", (), {"job_id": "1"})
+    monkeypatch.setattr(dispatch.submitit, "JobEnvironment", environment)
 
-    def run_stage(profile, stage, execution):
+    def compute(profile, stage, execution, threads):
         assert os.environ.get("CUDA_VISIBLE_DEVICES") == seen
         return open_run(profile, stage)
 
-    monkeypatch.setattr(dispatch, "run_stage", run_stage)
+    monkeypatch.setattr(dispatch, "compute", compute)
     dispatch._job("tiny", stage, params.settings.execution, 1, seen)
 
 
@@ -202,7 +360,7 @@ class TestSlurmQueue:
         program = tmp_path / "bin" / "squeue"
         program.parent.mkdir()
         monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
-        dispatch._slurm_queue.cache_clear()
+        machine._slurm_queue.cache_clear()
 
         def answer(text: str, status: int = 0) -> Path:
             program.write_text(
@@ -212,33 +370,33 @@ class TestSlurmQueue:
             return tmp_path / "calls"
 
         yield answer
-        dispatch._slurm_queue.cache_clear()
+        machine._slurm_queue.cache_clear()
 
     def test_one_call_serves_all_jobs(self, squeue):
         calls = squeue("11\\n12\\n")
-        assert dispatch._in_slurm_queue("11")
+        assert machine.in_slurm_queue("11")
         asked = n_lines(calls)
-        assert dispatch._in_slurm_queue("12") and dispatch._in_slurm_queue("11")
+        assert machine.in_slurm_queue("12") and machine.in_slurm_queue("11")
         assert asked == 1 and n_lines(calls) <= 2  # 2 if a period of ten seconds ended meanwhile
         assert f"--user={os.getuid()}" in calls.read_text()
 
     def test_a_job_younger_than_the_list_is_looked_up_again(self, squeue):
         squeue("11\\n")
-        assert dispatch._in_slurm_queue("11")
+        assert machine.in_slurm_queue("11")
         squeue("11\\n12\\n")
-        assert dispatch._in_slurm_queue("12")
+        assert machine.in_slurm_queue("12")
 
     def test_a_job_that_left_the_queue_has_ended(self, squeue):
         squeue("11\\n")
-        assert not dispatch._in_slurm_queue("1")
+        assert not machine.in_slurm_queue("1")
 
     def test_no_answer_is_not_an_end(self, squeue):
         squeue("", status=1)
-        assert dispatch._in_slurm_queue("11")
+        assert machine.in_slurm_queue("11")
 
     def test_a_folder_from_a_cluster_looked_at_elsewhere(self, squeue, monkeypatch, tmp_path):
         monkeypatch.setenv("PATH", str(tmp_path))
-        assert not dispatch._in_slurm_queue("11")
+        assert not machine.in_slurm_queue("11")
 
 
 def test_a_cluster_that_is_not_there(runs, tmp_path, monkeypatch):
@@ -275,8 +433,13 @@ def test_two_jobs_side_by_side(runs, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_failing_stage(runs, tmp_path):
-    params = tiny_params(tmp_path, data={"source": str(tmp_path / "absent.jsonl")})
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_failing_stage(runs, tmp_path, processes):
+    params = tiny_params(
+        tmp_path,
+        data={"source": str(tmp_path / "absent.jsonl")},
+        execution={"processes": processes},
+    )
     with pytest.raises(JobError) as caught:
         dispatch.compute_all("tiny", [params.settings.anchor_stage()], params.settings.execution)
     assert f"DataError: {tmp_path}/absent.jsonl: no such file" in str(caught.value)
@@ -358,6 +521,134 @@ def test_the_waiting_process_ends(runs, tmp_path, sent):
         assert states == ["running", "running"]
         dispatch.cancel(dispatch.submit("tiny", stages, params.settings.execution))
         assert not any(family_of(folder) for folder in folders)
+
+
+TWO = {"execution": {"processes": 2, "save_every": 2}}
+
+
+def ranks_of(folder: Path) -> list[psutil.Process]:
+    """The live rank processes below the local job of a folder."""
+    found = [child for p in family_of(folder) for child in p.children(recursive=True)]
+    return [p for p in set(found) if "spawn_main" in " ".join(p.cmdline())]
+
+
+@pytest.mark.slow
+def test_two_processes_measure_and_train_as_one(runs, tmp_path, monkeypatch):
+    """Anchors in two shards, then two ranks: the prompts of every step are those of one process."""
+    params = tiny_params(tmp_path, methods=["calif"], **TWO)
+    (stage,) = params.settings.train_stages()
+    (run,) = dispatch.compute_all("tiny", [stage], params.settings.execution, interval=0.1)
+    anchors = open_run("tiny", stage.anchors)
+    shards = [read_jsonl(path) for path in sorted(anchors.folder.glob("draws*.jsonl"))]
+    assert len(shards) == 2 and all(shards)
+    assert run.manifest()["processes"] == 2
+    assert run.manifest()["trl_config"]["gradient_accumulation_steps"] == 1
+    assert [row["step"] for row in read_jsonl(run.folder / LOG)] == [1, 2, 3]
+    two = read_jsonl(run.folder / ROLLOUTS)
+    assert len(two) == 3 * 2 * 4
+
+    monkeypatch.setenv("CALIFKIT_RUNS", str(tmp_path / "alone"))
+    alone = dispatch.run_stage("tiny", stage, Execution(save_every=2))
+    one = read_jsonl(alone.folder / ROLLOUTS)
+    assert [(r["step"], r["key"]) for r in two] == [(r["step"], r["key"]) for r in one]
+    bounds = {(r["key"], r["l0"], r["l1"]) for r in one}
+    assert {(r["key"], r["l0"], r["l1"]) for r in two} == bounds
+
+
+@pytest.mark.slow
+def test_one_of_two_processes_dies(runs, tmp_path):
+    """The job ends, and with it the other process; nothing waits for the dead one."""
+    params = tiny_params(tmp_path, methods=["calif"], **(TWO | {"training": {"steps": 500}}))
+    (stage,) = params.settings.train_stages()
+    run = open_run("tiny", stage)
+    execution = params.settings.execution
+    dispatch.compute_all("tiny", [stage.anchors], Execution())
+    (job,) = dispatch.submit("tiny", [stage], execution)
+    wait_for(lambda: n_lines(run.folder / LOG) >= 1, "a step")
+    ranks = ranks_of(run.folder)
+    assert len(ranks) == 2
+    ranks[1].kill()
+    wait_for(lambda: job.state == "failed", "the end of the job", 60)
+    assert "of 2 ended with" in job.output
+    assert not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in ranks)
+
+
+@pytest.fixture
+def fake_slurm(tmp_path, monkeypatch) -> Path:
+    """A folder with ``sbatch`` and others; each submitted script is kept in it as 1.sh, 2.sh ..."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    programs = {
+        "srun": "exit 0",
+        "squeue": f"ls {folder} | sed -n 's/[.]sh$//p'",
+        "sbatch": f"n=$(ls {folder}/*.sh 2>/dev/null | wc -l); n=$((n + 1))\n"
+        f"cp $1 {folder}/$n.sh; echo Submitted batch job $n",
+    }
+    for name, text in programs.items():
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    machine._slurm_queue.cache_clear()
+    yield folder
+    machine._slurm_queue.cache_clear()
+
+
+def test_what_slurm_is_told(runs, tmp_path, monkeypatch, fake_slurm):
+    """Jobs in order, dependencies, GPUs for as many processes, and the user's options."""
+    params = tiny_params(
+        tmp_path,
+        methods=["calif"],
+        execution={
+            "cluster": "slurm",
+            "processes": 8,
+            "slurm": {
+                "gpus_per_node": 8,
+                "slurm_partition": "big",
+                "timeout_min": 600,
+                "slurm_additional_parameters": {"account": "us"},
+            },
+        },
+    )
+
+    class Enough(BaseException):
+        pass
+
+    def leave() -> None:
+        raise Enough
+
+    monkeypatch.setattr(dispatch, "TICK", 0)
+    with pytest.raises(Enough):
+        dispatch.ensure(params, params.settings.score_stages(), submit=True, on_tick=leave)
+    scripts = {
+        name: [line for line in text.splitlines() if line.startswith("#SBATCH")]
+        for path in sorted(fake_slurm.glob("*.sh"))
+        for text in [path.read_text()]
+        for name in [text.split("--job-name=")[1].split()[0]]
+    }
+    base, anchors, calif, scores = scripts.values()
+    assert list(scripts) == [
+        "califkit-base-seed0",
+        "califkit-reference",
+        "califkit-calif-seed0",
+        "califkit-calif-trained0-seed0",
+    ]
+    own = {"#SBATCH --partition=big", "#SBATCH --account=us", "#SBATCH --time=600"}
+    for script, count in zip(scripts.values(), (1, 8, 8, 1), strict=True):
+        assert own | {f"#SBATCH --gpus-per-node={count}"} <= set(script)
+    assert "#SBATCH --dependency=afterok:2" in calif
+    assert "#SBATCH --dependency=afterok:3" in scores
+    assert not any("dependency" in line for line in base + anchors)
+    assert any("--signal=USR2@" in line for line in calif)  # the warning before the time runs out
+    rows = dispatch.job_list("tiny", params.settings.train_stages())
+    assert [row["state"] for row in rows] == ["running"]  # left in the queue, found again
+
+
+def test_a_job_that_runs_out_of_time_can_be_submitted_as_it_was(tmp_path):
+    """What submitit puts back into the queue."""
+    stage = tiny_params(tmp_path).settings.anchor_stage()
+    again = dispatch._StageJob().checkpoint("tiny", stage, Execution(), None, None)
+    assert isinstance(again.function, dispatch._StageJob)
+    assert again.args == ("tiny", stage, Execution(), None, None)
 
 
 @pytest.mark.slow

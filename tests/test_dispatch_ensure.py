@@ -13,7 +13,7 @@ def asked(tmp_path, monkeypatch):
     monkeypatch.setenv("CALIFKIT_RUNS", str(tmp_path))
     calls = []
 
-    def compute_all(profile, stages, execution):
+    def compute_all(profile, stages, execution, on_tick=None):
         calls.append(execution.cluster)
         return [open_run(profile, stage) for stage in stages]
 

@@ -1,5 +1,7 @@
 """What the figures draw: the table, all of it, told apart without colour; and the files written."""
 
+from typing import get_args
+
 import matplotlib
 
 matplotlib.use("Agg")
@@ -11,7 +13,8 @@ import pytest
 from matplotlib.collections import LineCollection, PathCollection
 from matplotlib.colors import to_rgb
 
-from califkit import evaluation, paper, plots
+from califkit import comparisons, evaluation, paper, plots
+from califkit.params import Method
 from califkit.rewards import calif_reward
 
 METHODS = ("base", "if_rlvr", "calif")
@@ -38,11 +41,14 @@ def is_hollow(colour) -> bool:
 
 def test_methods_are_told_apart_by_colour_marker_line_and_hatch():
     assert plots.METHODS == METHODS
+    every = ["base", *get_args(Method)]
     for looks in (plots.COLOURS, plots.MARKERS, plots.LINES, plots.HATCHES, plots.LABELS):
-        assert list(looks) == list(METHODS)
-        assert len(set(looks.values())) == 3
+        assert sorted(looks) == sorted(every)
+        assert len({looks[method] for method in METHODS}) == 3
+    for looks in (plots.MARKERS, plots.HATCHES, plots.LABELS):
+        assert len(set(looks.values())) == len(every)
     # Luminances (ITU-R BT.709) that stay apart on a grey print.
-    grey = sorted(np.dot(to_rgb(c), (0.2126, 0.7152, 0.0722)) for c in plots.COLOURS.values())
+    grey = sorted(np.dot(to_rgb(plots.COLOURS[m]), (0.2126, 0.7152, 0.0722)) for m in METHODS)
     assert np.diff(grey).min() > 0.05
 
 
@@ -158,12 +164,13 @@ def test_zone_shares_are_stacked_to_one_and_an_absent_zone_is_not_listed():
 def summary(metric_values: dict[str, dict[str, float]], judge: bool = False) -> pd.DataFrame:
     rows = []
     for method, values in metric_values.items():
-        rows += [(method, metric, mean, 0.5, 3, "") for metric, mean in values.items()]
+        rows += [(method, metric, mean, 0.5, 3, "", "") for metric, mean in values.items()]
         if judge:
-            rows.append((method, "response_quality", 5.0, 0.1, 3, ""))
+            rows.append((method, "response_quality", 5.0, 0.1, 3, "grader", ""))
         else:
-            rows.append((method, "response_quality", np.nan, np.nan, 0, evaluation.NO_JUDGE))
-    return pd.DataFrame(rows, columns=["method", "metric", "mean", "std", "runs", "note"])
+            rows.append((method, "response_quality", np.nan, np.nan, 0, "", evaluation.NO_JUDGE))
+    columns = ["method", "metric", "mean", "std", "runs", "judge", "note"]
+    return pd.DataFrame(rows, columns=columns)
 
 
 VALUES = {
@@ -207,6 +214,50 @@ def test_main_results_never_show_a_response_quality_that_was_not_measured():
     *_, right = plots.main_results(table)
     assert len(marked(right, hollow=False)) == 3
     assert "not measured" not in texts(right)
+    assert "this run: grader; paper: GPT-5.6 Sol" in right.get_ylabel()
+
+
+def test_transition_changes_show_the_paper_hollow_and_ours_only_if_measured():
+    table = pd.DataFrame(
+        {
+            "method": ["if_rlvr"] * 2 + ["calif"] * 2,
+            "transition": ["pass_to_pass", "fail_to_pass"] * 2,
+            "loglik_change": [-1.0, -2.0, 0.5, np.nan],
+            "pairs": [3, 2, 4, 0],
+            "quality_change": [-1.5, -2.5, 0.25, np.nan],
+            "judge": "grader",
+            "note": "",
+        }
+    )
+    left, right = plots.transition_changes(table, comparisons.transitions_beside_paper(table))
+    assert {x for x, _ in marked(left, hollow=False)} == {-1.5, -2.5, 0.25}
+    assert {x for x, _ in marked(left, hollow=True)} == {-1.26, -2.05, 0.01, -0.28}
+    assert {x for x, _ in marked(right, hollow=False)} == {-1.0, -2.0, 0.5}
+    assert "grader" in left.get_title()
+    assert "not response quality" in right.get_title()
+    table = table.assign(quality_change=np.nan, judge="")
+    left, _ = plots.transition_changes(table, comparisons.transitions_beside_paper(table))
+    assert marked(left, hollow=False) == set()
+    assert "not measured" in left.get_title()
+
+
+def test_pair_outcomes_are_shares_and_a_missing_row_says_why():
+    none = pd.DataFrame(columns=["first", "second"])
+    ax = plots.pair_outcomes(comparisons.pairs_beside_paper(none, "small-model"))
+    assert "small-model (this run)" in [t.get_text() for t in ax.get_yticklabels()]
+    assert evaluation.NO_JUDGE in texts(ax)
+    bars = [bar for bar in ax.patches if bar.get_width() > 0]
+    assert len(bars) == 6 * 3
+    assert all(is_hollow(bar.get_facecolor()[:3]) for bar in bars)
+    lowest = [bar.get_width() for bar in bars if bar.get_y() < 0]  # the overall row
+    assert np.allclose(lowest, [71.0, 14.2, 14.8])
+    pairs = pd.DataFrame(
+        [("calif", "if_rlvr", "grader", 10, 5, 3, 2, 65.0)],
+        columns="first second judge pairs wins ties losses adjusted_win_rate".split(),
+    )
+    ax = plots.pair_outcomes(comparisons.pairs_beside_paper(pairs, "small-model"))
+    ours = [bar for bar in ax.patches if not is_hollow(bar.get_facecolor()[:3])]
+    assert [bar.get_width() for bar in ours] == [50.0, 30.0, 20.0]
 
 
 def test_likelihood_bars_say_what_is_not_printed():

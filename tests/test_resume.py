@@ -8,6 +8,7 @@ import sys
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny_runs import environment, kill_when, n_lines, params_file, start
@@ -51,7 +52,9 @@ class Killed:
 class Stages:
     """Two runs folders, ``killed`` and ``unbroken``, with the same tiny experiment."""
 
-    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+    def __init__(
+        self, folder: Path, patch: pytest.MonkeyPatch, training: dict[str, Any] | None = None
+    ) -> None:
         self.folder = folder
         self.patch = patch
         # Small units, so that there is a middle to be killed in.
@@ -60,7 +63,7 @@ class Stages:
             methods=["calif"],
             data={"n_prompts": 12},
             anchors={"sampling": {"max_tokens": 8, "batch_size": 1}},
-            training={"steps": STEPS},
+            training=training or {"steps": STEPS},
             evaluation={"n_prompts": 200, "sampling": {"max_tokens": 2, "batch_size": 10}},
             execution={"save_every": SAVE_EVERY},
         )
@@ -150,9 +153,30 @@ def test_training(training):
     assert not (killed.run.folder / "checkpoints").exists()
 
 
+@pytest.mark.parametrize(
+    "change", [{"lora": {"r": 4}}, {"beta": 0.0}], ids=["adapters", "no KL term"]
+)
+def test_training_otherwise(tmp_path, monkeypatch, change):
+    """The adapter, or the reference that the trainer does not hold, survives a kill too."""
+    stages = Stages(tmp_path, monkeypatch, training={"steps": STEPS, **change})
+    (stage,) = stages.params.settings.train_stages()
+    command = ["-m", "califkit.cli", "train", "--profile"]
+    killed = stages.kill_and_continue(stage, command, LOG, SAVE_EVERY + 1)
+    assert "continuing after step" in killed.printed
+    ours, unbroken = killed.rows(LOG)
+    for row in ours + unbroken:
+        del row["seconds"]
+    assert [row["step"] for row in ours] == [1, 2, 3, 4, 5]
+    assert ours == unbroken
+    for name in (ROLLOUTS, "policy/model.safetensors"):
+        files = [run.folder / name for run in (killed.run, killed.unbroken)]
+        assert files[0].read_bytes() == files[1].read_bytes()
+    assert killed.run.manifest()["reference"] == killed.unbroken.manifest()["reference"]
+
+
 def test_rows_after_the_checkpoint_are_cut(tmp_path):
     """Rollouts are written before their step's row, so a kill may leave one step more of them."""
-    from califkit.training import TrainingLog
+    from califkit.training_log import TrainingLog
 
     log = TrainingLog(tmp_path, STEPS, "train")
     log.steps.append([{"step": step} for step in (1, 2, 3)])
@@ -181,18 +205,18 @@ def torn_after_the_weights(checkpoint: Path) -> None:
 
 @pytest.mark.parametrize("tear", [torn_without_state, torn_inside_state, torn_after_the_weights])
 def test_a_torn_checkpoint_is_passed_over(tmp_path, tear):
-    from califkit.training import _last_checkpoint
+    from califkit.checkpoints import last_checkpoint
 
     for step in (8, 10):
         (tmp_path / f"checkpoint-{step}").mkdir()
         (tmp_path / f"checkpoint-{step}" / "model.safetensors").write_bytes(b"weights")
         (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text('{"global_step": 8}')
     tear(tmp_path / "checkpoint-10")
-    assert _last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-8")
+    assert last_checkpoint(tmp_path) == tmp_path / "checkpoint-8"
     assert not (tmp_path / "checkpoint-10").exists()
     tear(tmp_path / "checkpoint-8")
-    assert _last_checkpoint(tmp_path) is None
-    assert _last_checkpoint(tmp_path / "absent") is None
+    assert last_checkpoint(tmp_path) is None
+    assert last_checkpoint(tmp_path / "absent") is None
 
 
 def test_killed_inside_a_checkpoint(stages, training, capfd):
@@ -218,7 +242,7 @@ def test_killed_after_the_last_checkpoint(stages, training, capfd, monkeypatch):
 
     On the way there, whenever a checkpoint was deleted, a newer one was whole.
     """
-    from califkit.training import _is_whole
+    from califkit.checkpoints import is_whole
 
     stage, unbroken = training.run.stage, training.unbroken
     run = stages.open("late", stage)
@@ -234,7 +258,7 @@ def test_killed_after_the_last_checkpoint(stages, training, capfd, monkeypatch):
             newer = [
                 p
                 for p in path.parent.glob("checkpoint-*")
-                if int(p.name.rsplit("-", 1)[1]) > step and _is_whole(p)
+                if int(p.name.rsplit("-", 1)[1]) > step and is_whole(p)
             ]
             assert newer, f"{path.name} is deleted while no newer one is whole"
         rmtree(path, *args, **kwargs)
@@ -255,7 +279,7 @@ def test_killed_after_the_last_checkpoint(stages, training, capfd, monkeypatch):
     log = (run.folder / LOG).read_bytes()
     capfd.readouterr()
     stages.compute("late", stage)
-    assert f"continuing after step {STEPS} of {STEPS}" in capfd.readouterr().out
+    assert f"all {STEPS} steps are there" in capfd.readouterr().out
     assert (run.folder / LOG).read_bytes() == log
     assert run.manifest()["rows"] == STEPS
     for name in (ROLLOUTS, "policy/model.safetensors"):

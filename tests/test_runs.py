@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import threading
 import time
@@ -202,3 +203,87 @@ def test_a_run_does_not_continue_on_other_data(run):
     with pytest.raises(runs.StaleRunError, match="begun with other prompts") as refused:
         run.pin_data("b" * 64)
     assert str(run.folder) in str(refused.value)
+
+
+def test_a_folder_below_a_file_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(runs.StorageError, match="cannot be written: ") as refused:
+        runs.check_writable(tmp_path / "file" / "runs")
+    assert str(tmp_path / "file" / "runs") in str(refused.value)
+
+
+def test_a_disk_that_is_too_small_is_refused_with_both_numbers(tmp_path, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)._replace(free=1_250_000_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage)
+    runs.check_writable(tmp_path / "runs", 1_250_000_000)
+    with pytest.raises(runs.StorageError) as refused:
+        runs.check_writable(tmp_path / "runs", 4_570_000_000)
+    expected = "about 4.57 GB are needed, 1.25 GB are free"
+    assert str(refused.value) == f"{tmp_path / 'runs'}: {expected}"
+    assert list((tmp_path / "runs").iterdir()) == [], "the trial leaves nothing"
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 8 MB of its own, where one may be mounted."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(folder)]
+    if os.geteuid() or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("no file system can be mounted here")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def fill_with_rows(folder: Path) -> None:
+    RowLog(folder / "rows.jsonl").append([{"text": "x" * 2**20}] * 20)
+
+
+def fill_with_a_checkpoint(folder: Path) -> None:
+    import torch
+
+    torch.save(torch.zeros(2**23), folder / "weights.pt")
+
+
+def fill_with_weights(folder: Path) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    save_file({"a": torch.zeros(2**23)}, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("fill", [fill_with_rows, fill_with_a_checkpoint, fill_with_weights])
+def test_a_disk_that_fills_up_is_named_as_such(small_disk, fill):
+    """Each library reports it in its own way."""
+    with pytest.raises(runs.StorageError) as failed, runs.explaining_full_disk(small_disk):
+        fill(small_disk)
+    assert str(small_disk) in str(failed.value)
+    assert "the disk is full" in str(failed.value) and "continues the run" in str(failed.value)
+
+
+@pytest.mark.parametrize("error", [ValueError("bad"), RuntimeError("CUDA"), OSError(2, "gone")])
+def test_other_errors_stay_what_they_are(tmp_path, error):
+    with pytest.raises(type(error)) as passed, runs.explaining_full_disk(tmp_path):
+        raise error
+    assert passed.value is error
+
+
+def test_rows_of_a_growing_file(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    assert runs.finished_rows(path) == []
+    RowLog(path).append(ROWS)
+    with path.open("a", encoding="utf-8") as file:
+        file.write('{"n": 3, "te')
+    assert runs.finished_rows(path) == ROWS
+
+
+@pytest.mark.parametrize("torn", [b"", b'{"a": 3', b"x" * 5_000_000])
+def test_a_torn_line_of_any_length_is_cut(tmp_path, torn):
+    path = tmp_path / "rows.jsonl"
+    whole = b'{"a": 1}\n' * 3 + b'{"a": "' + b"y" * 3_000_000 + b'"}\n'
+    path.write_bytes(whole + torn)
+    RowLog(path)
+    assert path.read_bytes() == whole
+    path.write_bytes(torn)
+    RowLog(path)
+    assert path.read_bytes() == b""
