@@ -49,6 +49,9 @@ JUDGE_METHODS = ("self_judge", "stronger_judge")
 REGION_METHODS = ("inner_region", "outer_region")
 """Methods whose bounds are ends of confidence intervals over several draws a side (section 6)."""
 
+RUBRICS = ("advancedif", "followbench", "complexbench")
+"""Rubric benchmarks; ``name`` is our own small set of it, ``name:source`` another."""
+
 Semantics = Literal["published", "repaired"]
 """Verdicts of the published code, or with its named defects repaired."""
 
@@ -407,6 +410,16 @@ class Settings(Frozen):
     def _distinct(cls, values: tuple[Any, ...]) -> tuple[Any, ...]:
         if len(set(values)) < len(values):
             raise ValueError("the same value twice would count one run as two")
+        return values
+
+    @field_validator("rubrics")
+    @classmethod
+    def _known_rubrics(cls, values: tuple[str, ...]) -> tuple[str, ...]:
+        names = [value.partition(":")[0] for value in values]
+        if unknown := [name for name in names if name not in RUBRICS]:
+            raise ValueError(f"{', '.join(unknown)}: rubric benchmarks are {', '.join(RUBRICS)}")
+        if len(set(names)) < len(names):
+            raise ValueError("a benchmark twice: two sources of one are not averaged")
         return values
 
     @field_validator("train_seeds", "eval_seeds")

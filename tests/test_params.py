@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from califkit.params import (
+    RUBRICS,
     AnchorStage,
     GenerateStage,
     ParamsError,
@@ -15,6 +16,7 @@ from califkit.params import (
     load_params,
     stage_hash,
 )
+from califkit.rubrics import BENCHMARKS
 
 PARAMS = Path(__file__).resolve().parents[1] / "params"
 
@@ -467,6 +469,14 @@ def test_judging_leaves_the_runs_it_judges_alone(write):
     rubrics = settings.rubric_stages()
     assert {s.responses.evaluation.benchmark for s in rubrics} == {"followbench"}
     assert len(rubrics) == len(plain.generate_stages())
+
+
+def test_rubric_benchmarks_are_known_and_come_once(write):
+    with pytest.raises(ParamsError, match="folowbench: rubric benchmarks are advancedif, follow"):
+        load_params(write({"rubrics": ["folowbench"]}))
+    with pytest.raises(ParamsError, match="a benchmark twice"):
+        load_params(write({"rubrics": ["followbench", "followbench:/data/followbench"]}))
+    assert RUBRICS == tuple(BENCHMARKS)
 
 
 def test_only_a_method_with_a_judge_has_judge_and_tau(write):

@@ -1,9 +1,13 @@
 """Settings -> instances: what is chosen must not depend on the machine."""
 
+import json
+from importlib import resources
+
 import pytest
 
 from califkit import data, prompts
-from califkit.params import EvaluationSettings, load_params
+from califkit.params import EvaluationSettings, ResponseSettings, load_params
+from califkit.rubrics import BENCHMARKS
 
 
 @pytest.mark.parametrize("tagger", [True, False])
@@ -27,3 +31,83 @@ def test_the_composed_prompts_of_a_profile_have_their_requests():
     assert len(loaded.instances) == settings.n_prompts and not loaded.quarantined
     assert all(i.prompt.startswith(i.request) for i in loaded.instances)
     assert all(c.id in settings.constraint_ids for i in loaded.instances for c in i.constraints)
+
+
+# Rubric benchmarks.
+
+
+def asked(benchmark, **changes):
+    return prompts.benchmark_prompts(ResponseSettings(benchmark=benchmark, **changes))
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_a_rubric_benchmark_gives_a_prompt_without_constraints_for_every_item(name):
+    loaded = asked(name)
+    items = BENCHMARKS[name].load().items
+    assert [i.key for i in loaded.instances] == [item.id for item in items]
+    assert loaded.n_rows == len(items) and not loaded.quarantined
+    assert all(i.constraints == () and i.x == i.prompt for i in loaded.instances)
+    assert not any(i.request_is_flagged for i in loaded.instances)
+    assert f"{name}, built-in sample: {len(items)} rows" in loaded.summary()
+
+
+def test_the_prompts_are_the_instructions_of_the_native_files():
+    folder = resources.files("califkit") / "resources" / "rubrics"
+    complexbench = json.loads((folder / "complexbench.json").read_text())
+    assert [i.prompt for i in asked("complexbench").instances] == [
+        row["instruction_en"] for row in complexbench
+    ]
+    style = json.loads((folder / "style_constraints.json").read_text())
+    prompt_of = {i.key: i.prompt for i in asked("followbench").instances}
+    for row in style:
+        if row["level"]:
+            assert prompt_of[f"style/{row['example_id']}/{row['level']}"] == row["instruction"]
+
+
+def test_a_source_stands_after_the_colon(tmp_path):
+    sample = resources.files("califkit") / "resources" / "rubrics" / "style_constraints.json"
+    (tmp_path / "style_constraints.json").write_text(sample.read_text())
+    loaded = asked(f"followbench:{tmp_path}")
+    assert {i.key for i in loaded.instances} == {f"style/1/{level}" for level in range(1, 6)}
+    assert str(tmp_path) in loaded.source
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "message"),
+    [
+        ("followbench:", "source after the colon is empty"),
+        ("followbench:/no/such/folder", "/no/such/folder"),
+        ("followbenchmark", "no such file"),
+    ],
+)
+def test_a_benchmark_that_cannot_be_had_is_an_error_that_names_it(benchmark, message):
+    with pytest.raises(ValueError, match=message):
+        asked(benchmark)
+    assert not prompts.is_rubric("ifbench") and not prompts.is_rubric("hub:followbench")
+
+
+def test_fewer_prompts_are_whole_groups_of_followbench():
+    few = asked("followbench", n_prompts=14).instances
+    groups = {i.key.rpartition("/")[0] for i in few}
+    assert len(few) == 10 and len(groups) == 2
+    assert {i.key for i in few} == {f"{g}/{level}" for g in groups for level in range(1, 6)}
+    assert len(asked("followbench", n_prompts=5).instances) == 5
+    with pytest.raises(ValueError, match=r"n_prompts = 4: followbench has groups of 5"):
+        asked("followbench", n_prompts=4)
+
+
+def test_n_prompts_bounds_the_items_and_the_choice_is_told():
+    settings = ResponseSettings(benchmark="complexbench", n_prompts=3)
+    benchmark, loaded = prompts.rubric_items(settings)
+    assert benchmark is BENCHMARKS["complexbench"]
+    assert len(loaded.items) == 3
+    assert loaded.warnings[-1] == "built-in sample: 3 of 5 items, n_prompts = 3"
+    assert loaded.sha256 == benchmark.load().sha256  # of the data, whatever is chosen
+    other = prompts.rubric_items(settings.model_copy(update={"prompt_seed": 1}))[1]
+    assert other.items != loaded.items
+    assert len(asked("complexbench", n_prompts=300).instances) == 5
+
+
+def test_only_rubric_benchmarks_have_items():
+    with pytest.raises(ValueError, match=r"'ifbench' is none of advancedif, followbench, compl"):
+        prompts.rubric_items(ResponseSettings())
