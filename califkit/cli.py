@@ -16,9 +16,11 @@ import yaml
 
 from califkit import cli_audit, cli_score, cli_verify
 from califkit.data import DataError
+from califkit.judges import JudgeError
 from califkit.models import ModelError
 from califkit.params import Params, ParamsError, load_params
-from califkit.runs import StaleRunError
+from califkit.rubrics import RubricError
+from califkit.runs import StaleRunError, StorageError
 from califkit.verifiers import ConstraintError
 
 app = typer.Typer(
@@ -189,7 +191,6 @@ def judge(
     """
     from califkit.comparisons import pair_table
     from califkit.dispatch import run_stage
-    from califkit.judges import JudgeError
     from califkit.quality import check_judges, estimates, quality_by_run
 
     params = _params(profile, override)
@@ -376,6 +377,9 @@ def main() -> None:
         ModelError,
         ConstraintError,
         StaleRunError,
+        StorageError,
+        RubricError,
+        JudgeError,
     ) as error:
         _fail(error, 2)
     except OSError as error:  # a folder that cannot be written, a model file that cannot be read

@@ -2,8 +2,8 @@
 
 A score row holds the strict and loose verdicts of every constraint, the reference log-likelihood of
 the answer given the request alone (under the base model, whatever policy wrote it), its length and
-its distinct-2. Reasoning that precedes the answer enters none of them. Response quality needs a
-judge; without one it is absent and says why.
+its distinct-2. Reasoning that precedes the answer enters none of them. Response quality comes from
+the runs of a judge (`califkit.quality`); without one it is absent and says why.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import numpy as np
 import pandas as pd
 
 from califkit import metrics, paper
-from califkit.data import DataError
-from califkit.generate import RESPONSES, batches, generate_responses, read_response, run_units
+from califkit.answers import load_answers, whose
+from califkit.generate import RESPONSES, batches, read_response, run_units
 from califkit.likelihood import ReferenceScorer
 from califkit.models import load_model, load_tokenizer, resolve
-from califkit.params import Execution, ScoreStage
-from califkit.prompts import benchmark_prompts
+from califkit.params import Execution, ScoreStage, stage_hash
+from califkit.quality import QUALITY, quality_by_run
 from califkit.reasoning import final_answer
 from califkit.rewards import ZONES, calif_reward, zones
 from califkit.runs import LOG, ROLLOUTS, RowLog, Run, finished_rows, open_run, read_jsonl
@@ -57,21 +57,8 @@ def score_responses(profile: str, stage: ScoreStage, execution: Execution) -> Ru
     with run.computing() as needed:
         if not needed:
             return run
-        responses = generate_responses(profile, stage.responses, execution)
-        rows = read_jsonl(responses.folder / RESPONSES)
-        loaded = benchmark_prompts(stage.responses.evaluation)
-        answered = responses.manifest()["data_sha256"]
-        if answered != loaded.sha256:
-            raise DataError(
-                f"{loaded.source}: sha256 {loaded.sha256[:12]}, but the responses in "
-                f"{responses.folder} answer prompts with sha256 {answered[:12]}"
-            )
-        instances = {instance.key: instance for instance in loaded.instances}
-        if unknown := [row["key"] for row in rows if row["key"] not in instances]:
-            raise DataError(
-                f"{responses.folder}: {len(unknown)} of {len(rows)} responses answer prompts that "
-                f"are not among those usable here, the first with key {unknown[0]!r}"
-            )
+        answers = load_answers(profile, stage.responses, execution)
+        rows, instances, loaded = answers.rows, answers.instances, answers.loaded
         semantics, thinking = stage.semantics, stage.responses.thinking
         folder = resolve(stage.responses.model)
         scorer = ReferenceScorer(
@@ -107,7 +94,6 @@ def score_responses(profile: str, stage: ScoreStage, execution: Execution) -> Ru
             data=loaded.summary(),
             data_sha256=loaded.sha256,
             left_out=len(loaded.quarantined),
-            judge=None,
         )
     return run
 
@@ -127,76 +113,98 @@ def run_metrics(scores: Sequence[dict[str, Any]]) -> dict[str, float]:
     return values
 
 
-def metrics_by_run(runs: Iterable[Run]) -> pd.DataFrame:
+def metrics_by_run(runs: Iterable[Run], quality_runs: Sequence[Run] = ()) -> pd.DataFrame:
     """One row a scored run: ``method``, ``train_seed``, ``eval_seed``, the metrics, and counts.
 
     ``empty`` counts answers without text, which have no likelihood; ``left_out`` counts rows of
-    the benchmark that could not be used.
+    the benchmark that could not be used. ``response_quality`` is a number where ``quality_runs``
+    hold the same responses, else `NO_JUDGE`; with them come ``quality_unscored`` and ``judge``.
+    Warns and raises as `califkit.quality.quality_by_run`.
     """
+    quality = quality_by_run(quality_runs)
+    graded = dict(zip(map(_responses_of, quality_runs), quality.to_dict("records"), strict=True))
     rows = []
     for run in runs:
-        responses = run.stage.responses
         scores = read_jsonl(run.folder / SCORES)
-        rows.append(
-            {
-                "method": responses.method,
-                "train_seed": responses.policy.seed if responses.policy else None,
-                "eval_seed": responses.seed,
-                **run_metrics(scores),
-                "response_quality": NO_JUDGE,
-                "n": len(scores),
-                "empty": sum(row["loglik"] is None for row in scores),
-                "left_out": run.manifest()["left_out"],
-            }
-        )
+        row = {
+            **whose(run.stage.responses),
+            **run_metrics(scores),
+            "response_quality": NO_JUDGE,
+            "n": len(scores),
+            "empty": sum(row["loglik"] is None for row in scores),
+            "left_out": run.manifest()["left_out"],
+        }
+        if found := graded.get(_responses_of(run)):
+            row |= {k: found[k] for k in ("response_quality", "quality_unscored", "judge")}
+        rows.append(row)
     return pd.DataFrame(rows)
+
+
+def _responses_of(run: Run) -> str:
+    return stage_hash(run.stage.responses)
 
 
 def summary_table(by_run: pd.DataFrame) -> pd.DataFrame:
     """Mean and sample standard deviation over runs, a row a method and metric.
 
-    Columns: ``method``, ``metric``, ``mean``, ``std`` (NaN for one run), ``runs``, ``note``.
-    Response quality is a row without numbers whose note says why; so is a metric that a run leaves
-    undefined because all its answers are empty.
+    Columns: ``method``, ``metric``, ``mean``, ``std`` (NaN for one run), ``runs``, ``judge`` and
+    ``unscored`` (whose response quality this is, and how many responses have none; empty for the
+    other metrics), ``note``. A metric without numbers says why in its note: response quality
+    without a judge, and a metric that a run leaves undefined because all its answers are empty.
     """
     rows = []
     for method, group in by_run.groupby("method", sort=False):
-        for metric in METRICS:
-            undefined = int(group[metric].isna().sum())
-            if undefined:
+        for metric in (*METRICS, "response_quality"):
+            values = pd.to_numeric(group[metric], errors="coerce")  # NO_JUDGE is no number
+            undefined = int(values.isna().sum())
+            mean, std, note, judge, unscored = np.nan, np.nan, "", "", np.nan
+            if undefined == 0:
+                mean, std = metrics.mean_and_std(values)
+            elif group[metric].eq(NO_JUDGE).all():
+                note = NO_JUDGE
+            else:
                 note = f"not measured: undefined in {undefined} of {len(group)} runs"
-                rows.append((method, metric, np.nan, np.nan, len(group) - undefined, note))
-                continue
-            mean, std = metrics.mean_and_std(group[metric])
-            rows.append((method, metric, mean, std, len(group), ""))
-        rows.append((method, "response_quality", np.nan, np.nan, 0, NO_JUDGE))
-    return pd.DataFrame(rows, columns=["method", "metric", "mean", "std", "runs", "note"])
+            if metric == "response_quality" and note != NO_JUDGE:
+                judge = ", ".join(group["judge"].dropna().unique())
+                unscored = group["quality_unscored"].sum()
+            runs = len(group) - undefined
+            rows.append((method, metric, mean, std, runs, judge, unscored, note))
+    columns = ["method", "metric", "mean", "std", "runs", "judge", "unscored", "note"]
+    return pd.DataFrame(rows, columns=columns)
 
 
-def response_table(profile: str, runs: Iterable[Run]) -> pd.DataFrame:
+def response_table(
+    profile: str, runs: Iterable[Run], quality_runs: Sequence[Run] = ()
+) -> pd.DataFrame:
     """Every scored response with its text, a row each.
 
     Columns: ``method``, ``train_seed``, ``eval_seed``, ``prompt``, ``response``, ``passes`` (all
-    constraints hold, loosely), and those of `SCORES`.
+    constraints hold, loosely), those of `SCORES`, ``quality`` (NaN where not measured or unscored)
+    and ``judge`` (empty where not measured).
     """
+    graded = {_responses_of(run): run for run in quality_runs}
     rows = []
     for run in runs:
         stage = run.stage.responses
         folder = open_run(profile, stage).folder
         texts = {row["key"]: row for row in read_jsonl(folder / RESPONSES)}
+        judged = graded.get(_responses_of(run))
+        quality = (
+            {r["key"]: r["value"] for r in read_jsonl(judged.folder / QUALITY)} if judged else {}
+        )
         for score in read_jsonl(run.folder / SCORES):
             rows.append(
                 {
-                    "method": stage.method,
-                    "train_seed": stage.policy.seed if stage.policy else None,
-                    "eval_seed": stage.seed,
+                    **whose(stage),
                     "prompt": texts[score["key"]]["prompt"],
                     "response": texts[score["key"]]["response"],
                     "passes": all(score["loose"]),
                     **score,
+                    "quality": quality.get(score["key"]),
+                    "judge": judged.stage.judge.name if judged else "",
                 }
             )
-    return pd.DataFrame(rows).astype({"loglik": float, "distinct_2": float})
+    return pd.DataFrame(rows).astype({"loglik": float, "distinct_2": float, "quality": float})
 
 
 def id_table(responses: pd.DataFrame) -> pd.DataFrame:
@@ -219,11 +227,12 @@ def id_table(responses: pd.DataFrame) -> pd.DataFrame:
 def paired(responses: pd.DataFrame, method: str) -> pd.DataFrame:
     """Responses of a trained policy beside the base policy's to the same prompt and seed.
 
-    Columns of both sides end in ``_base`` and ``_trained``; ``change`` is the difference of the
-    log-likelihoods (trained minus base), NaN where either answer is empty. The lowest changes come
-    first: with ``passes_trained`` that is where to look for an answer that pleases the verifier.
+    Columns of both sides end in ``_base`` and ``_trained``, among them ``quality``; ``change`` is
+    the difference of the log-likelihoods (trained minus base), NaN where either answer is empty.
+    The lowest changes come first: with ``passes_trained`` that is where to look for an answer that
+    pleases the verifier.
     """
-    keep = ["key", "prompt", "eval_seed", "response", "passes", "loglik", "tokens"]
+    keep = ["key", "prompt", "eval_seed", "response", "passes", "loglik", "tokens", "quality"]
     base = responses.loc[responses["method"] == "base", keep]
     trained = responses.loc[responses["method"] == method, keep]
     pairs = base.merge(trained, on=["key", "prompt", "eval_seed"], suffixes=("_base", "_trained"))
@@ -240,14 +249,17 @@ def beside_paper(
     """The numbers of this run and the paper's, one row each; what figures 5 and 6 draw.
 
     Columns: ``source`` (``this run`` or ``paper``), ``configuration`` (``label`` for this run),
-    ``method``, ``metric``, ``value``, ``std``, ``note`` (why there is no value).
+    ``method``, ``metric``, ``value``, ``std``, ``judge`` (of response quality), ``note`` (why there
+    is no value).
     """
     here = summary[summary["metric"].isin(metric_names)].rename(columns={"mean": "value"})
     here = here.assign(source="this run", configuration=label)
     there = paper.table(configurations, ("base", "if_rlvr", "calif"), metric_names)
     there["configuration"] = there["configuration"].map(paper.CONFIGURATIONS)
+    there["judge"] = np.where(there["metric"] == "response_quality", paper.JUDGE, "")
     both = pd.concat([here, there.assign(source="paper")], ignore_index=True)
-    return both[["source", "configuration", "method", "metric", "value", "std", "note"]]
+    columns = ["source", "configuration", "method", "metric", "value", "std", "judge", "note"]
+    return both[columns]
 
 
 def against_paper(summary: pd.DataFrame, configuration: str = "qwen3-1.7b") -> pd.DataFrame:
@@ -255,8 +267,9 @@ def against_paper(summary: pd.DataFrame, configuration: str = "qwen3-1.7b") -> p
 
     Models and scales differ, so only directions are compared. ``difference`` is first minus second;
     ``spread`` is the standard deviation of a difference of two runs, sqrt(std_1^2 + std_2^2);
-    ``paper`` is the paper's difference on ``configuration``. ``verdict`` is a sentence; a
-    difference that does not exceed the spread is not called a direction.
+    ``paper`` is the paper's difference on ``configuration``. ``judge`` names the judge of response
+    quality here (the paper's is `califkit.paper.JUDGE`). ``verdict`` is a sentence; a difference
+    that does not exceed the spread is not called a direction.
     """
     cells = summary.set_index(["method", "metric"])
     methods = [method for method in ("base", "if_rlvr", "calif") if method in cells.index.levels[0]]
@@ -270,9 +283,10 @@ def against_paper(summary: pd.DataFrame, configuration: str = "qwen3-1.7b") -> p
             there = _paper_difference(configuration, first, second, metric)
             verdict = a["note"] or b["note"] or _direction(difference, spread, there)
             name = f"{paper.METHODS[first]} minus {paper.METHODS[second]}"
-            rows.append((name, metric, a["mean"], b["mean"], difference, spread, there, verdict))
+            means = a["mean"], b["mean"]
+            rows.append((name, metric, *means, difference, spread, there, a["judge"], verdict))
     columns = ["comparison", "metric", "first", "second", "difference", "spread"]
-    return pd.DataFrame(rows, columns=[*columns, "paper", "verdict"])
+    return pd.DataFrame(rows, columns=[*columns, "paper", "judge", "verdict"])
 
 
 def _paper_difference(configuration: str, first: str, second: str, metric: str) -> float:

@@ -22,8 +22,8 @@ def write_rows(path, rows):
 
 
 def summary(*rows) -> pd.DataFrame:
-    full = [(*row, "") for row in rows]
-    return pd.DataFrame(full, columns=["method", "metric", "mean", "std", "note"])
+    full = [(*row, "", "") for row in rows]
+    return pd.DataFrame(full, columns=["method", "metric", "mean", "std", "judge", "note"])
 
 
 # ------------------------------------------------------------------ responses
@@ -133,7 +133,10 @@ def test_what_cannot_be_compared_says_why():
         ("if_rlvr", "prompt_strict", 2.0, 0.1),
     )
     quality = pd.DataFrame(
-        [(m, "response_quality", np.nan, np.nan, evaluation.NO_JUDGE) for m in ("base", "if_rlvr")],
+        [
+            (m, "response_quality", np.nan, np.nan, "", evaluation.NO_JUDGE)
+            for m in ("base", "if_rlvr")
+        ],
         columns=ours.columns,
     )
     table = evaluation.against_paper(pd.concat([ours, quality])).set_index("metric")
@@ -141,6 +144,28 @@ def test_what_cannot_be_compared_says_why():
     assert table.at["prompt_strict", "verdict"] == "the paper prints no number"
     assert table.at["response_quality", "verdict"] == evaluation.NO_JUDGE
     assert np.isnan(table.at["response_quality", "difference"])
+
+
+def test_response_quality_is_compared_under_the_name_of_its_judge():
+    ours = summary(
+        ("base", "response_quality", 4.0, 0.1),
+        ("if_rlvr", "response_quality", 3.0, 0.1),
+        ("base", "loglik", -2.0, 0.1),
+        ("if_rlvr", "loglik", -3.0, 0.1),
+    )
+    ours.loc[:1, "judge"] = "grader"
+    compared = evaluation.against_paper(ours).set_index("metric")
+    assert compared["judge"].to_dict() == {"response_quality": "grader", "loglik": ""}
+    assert compared.at["response_quality", "verdict"] == "as in the paper"
+    assert compared.at["response_quality", "paper"] == -1.82
+    beside = evaluation.beside_paper(ours, "small", ["response_quality", "loglik"], ["qwen3-1.7b"])
+    judges = beside.groupby(["source", "metric"])["judge"].unique().map(list).to_dict()
+    assert judges == {
+        ("this run", "response_quality"): ["grader"],
+        ("this run", "loglik"): [""],
+        ("paper", "response_quality"): ["GPT-5.6 Sol"],
+        ("paper", "loglik"): [""],
+    }
 
 
 def test_a_reason_on_either_side_is_the_verdict():
