@@ -74,12 +74,14 @@ lab: env
 	$(BIN)/jupyter lab notebooks
 
 test: export TQDM_DISABLE = 1
+# Two tests at a time, each on one thread.
+test: export OMP_NUM_THREADS = 1
 test: env
 	@echo "[1/5] lint and format"
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	@echo "[2/5] unit tests and notebook rules, slow ones included"
-	$(BIN)/python -m pytest -m "not gpu"
+	$(BIN)/python -m pytest -m "not gpu" -n 2 --dist worksteal
 	@echo "[3/5] the examples in the docstrings"
 	$(BIN)/python -m pytest --doctest-modules califkit
 	@echo "[4/5] notebooks: copies with the parameters of the ci profile"

@@ -41,7 +41,8 @@ Method = Literal[
     "self_judge",
     "stronger_judge",
 ]
-"""Reward of a training run; `califkit.rewards.RewardRule` says what each one pays."""
+"""Reward of a training run; `califkit.rewards.RewardRule` says what each one pays, and
+`califkit.judge_reward` what the last two do."""
 
 JUDGE_METHODS = ("self_judge", "stronger_judge")
 """Methods whose bonus a judge gives (paper section 2.4)."""
@@ -372,6 +373,22 @@ class Execution(Frozen):
                 return settings
         known = ", ".join(judge.name for judge in self.judges) or "none"
         raise ParamsError(f"no judge {name!r} in execution.judges; there are: {known}")
+
+    def judge_like(self, model: JudgeModel) -> JudgeSettings:
+        """The judge that a stage was described with; `ParamsError` if this one of its name would
+        answer otherwise."""
+        settings = self.judge(model.name)
+        differences = ", ".join(
+            f"{name} = {getattr(settings, name)!r}, not {value!r}"
+            for name, value in model
+            if getattr(settings, name) != value
+        )
+        if differences:
+            raise ParamsError(
+                f"execution.judges: {settings.name} is not the judge that was asked for: "
+                f"{differences}"
+            )
+        return settings
 
     @field_validator("judges")
     @classmethod

@@ -27,11 +27,11 @@ import pandas as pd
 from califkit import metrics
 from califkit.answers import Answers, load_answers, whose
 from califkit.data import DataError
-from califkit.judge_settings import JudgeModel, JudgeSettings
+from califkit.judge_settings import JudgeModel
 from califkit.judges import Estimate, Judge, JudgeError, Question, Verdict, unscored
 from califkit.judges.client import api_key
 from califkit.judges.prompts import pair_question, quality_question
-from califkit.params import Execution, GenerateStage, PairwiseStage, ParamsError, QualityStage
+from califkit.params import Execution, GenerateStage, PairwiseStage, QualityStage
 from califkit.reasoning import final_answer
 from califkit.runs import RowLog, Run, open_run, read_jsonl, runs_dir
 
@@ -216,23 +216,10 @@ def _policies(stage: QualityStage | PairwiseStage) -> list[GenerateStage]:
 
 def _judge(profile: str, stage: QualityStage | PairwiseStage, execution: Execution) -> Judge:
     """The judge of a stage, checked before anything is trained or generated for it."""
-    settings = execution.judge(stage.judge.name)
-    if settings.identity() != stage.judge:
-        raise ParamsError(
-            f"execution.judges: {settings.name} is not the judge of stage {stage.name}: "
-            f"{_differences(settings, stage.judge)}"
-        )
+    settings = execution.judge_like(stage.judge)
     if not all(open_run(profile, policy).is_complete for policy in _policies(stage)):
         api_key(settings)  # raises; there will be calls, so the key is needed
     return Judge(settings, judge_cache(profile, stage.judge))
-
-
-def _differences(settings: JudgeSettings, wanted: JudgeModel) -> str:
-    return ", ".join(
-        f"{name} = {getattr(settings, name)!r}, not {value!r}"
-        for name, value in wanted
-        if getattr(settings, name) != value
-    )
 
 
 def _items(

@@ -20,7 +20,7 @@ from califkit.judges import Judge, JudgeError, Question
 from califkit.judges.client import api_key
 from califkit.judges.parsing import Unparsable
 from califkit.models import load_tokenizer, resolve
-from califkit.params import Execution, GenerateStage, ParamsError, RubricStage
+from califkit.params import Execution, GenerateStage, RubricStage
 from califkit.prompts import rubric_items
 from califkit.quality import judge_cache
 from califkit.rubrics import Reply, Request, Unreadable, judge_responses
@@ -98,12 +98,7 @@ def judge_rubrics(profile: str, stage: RubricStage, execution: Execution) -> Run
 
 
 def _judge(profile: str, stage: RubricStage, execution: Execution) -> Judge:
-    settings = execution.judge(stage.judge.name)
-    if settings.identity() != stage.judge:
-        raise ParamsError(
-            f"judge {settings.name}: the settings in execution.judges would answer differently "
-            "from those that the stage was described with"
-        )
+    settings = execution.judge_like(stage.judge)
     if not open_run(profile, stage.responses).is_complete:
         api_key(settings)  # there will be calls; a missing key is told before hours of generation
     return Judge(settings, judge_cache(profile, stage.judge))

@@ -18,6 +18,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -49,9 +50,12 @@ from califkit.checkpoints import (
     step_of,
 )
 from califkit.data import Instance, Loaded
+from califkit.judge_reward import fixed_tau, judge_settings
+from califkit.judges import Judge
 from califkit.models import load_tokenizer, resolve
-from califkit.params import Execution, ParamsError, TrainStage, stage_hash
+from califkit.params import JUDGE_METHODS, Execution, ParamsError, TrainStage, stage_hash
 from califkit.prompts import training_prompts
+from califkit.quality import judge_cache
 from califkit.runs import (
     LOG,
     Run,
@@ -87,6 +91,10 @@ def train(profile: str, stage: TrainStage, execution: Execution) -> Run:
         If the folder cannot be written, the disk is too small for the run, or it fills up.
     AnchorError
         If the anchors are not those of these prompts, or this scorer does not reproduce them.
+    JudgeError
+        If tau cannot be measured, or the judge may cost more than its limit; before the first step.
+    RewardError
+        If the judge cannot be asked any more; the run continues from its last checkpoint.
     """
     started = time.monotonic()
     run = own_run(profile, stage)  # a recorded run has no policy
@@ -94,13 +102,6 @@ def train(profile: str, stage: TrainStage, execution: Execution) -> Run:
     if processes == 1 and run.is_complete:
         return run
     check_settings(stage, execution, processes)
-    reward = CalifReward(
-        stage.alpha,
-        stage.method,
-        **(stage.reward.model_dump() if stage.reward else {}),
-        thinking=stage.anchors.thinking,
-        tokens_per_pass=execution.tokens_per_pass,
-    )
     peft_config = _lora_config(stage)
     config = grpo_config(stage, execution, run.folder, processes)  # starts the process group
     check_config(config, peft_config)
@@ -111,7 +112,7 @@ def train(profile: str, stage: TrainStage, execution: Execution) -> Run:
                 compute_anchors(profile, stage.anchors, execution)
             checkpoint = _from_first(group, lambda: last_checkpoint(run.folder / CHECKPOINTS))
             if step_of(checkpoint) < stage.training.steps:
-                _train(run, profile, execution, reward, config, peft_config, checkpoint)
+                _train(run, profile, execution, config, peft_config, checkpoint)
             elif group.is_main_process:  # killed after the last step
                 print(f"train {stage.name}: all {stage.training.steps} steps are there", flush=True)
             if group.is_main_process:
@@ -129,18 +130,22 @@ def check_settings(stage: TrainStage, execution: Execution, processes: int) -> N
             f"training: {rollouts} rollouts a step do not divide among {processes} processes in "
             f"micro-batches of micro_batch_size = {settings.micro_batch_size}"
         )
+    if stage.method in JUDGE_METHODS:
+        judge_settings(stage, execution)
+    else:
+        _reward(stage, execution)  # refuses what the method cannot use
     for tracker in execution.report_to:
         _require(tracker, f"execution.report_to = {tracker}")
     if settings.use_vllm:
         _require("vllm", "training.use_vllm = true")
     if execution.deepspeed is not None:
         _require("deepspeed", f"execution.deepspeed = {execution.deepspeed}")
+        _check_deepspeed(project_root() / execution.deepspeed)
         if not torch.cuda.is_available():
             raise ParamsError(
                 f"execution.deepspeed = {execution.deepspeed}: there is no GPU, and the trainer "
                 "ignores DeepSpeed on a CPU"
             )
-        _check_deepspeed(project_root() / execution.deepspeed)
 
 
 def _require(package: str, setting: str) -> None:
@@ -267,7 +272,6 @@ def _train(
     run: Run,
     profile: str,
     execution: Execution,
-    reward: CalifReward,
     config: GRPOConfig,
     peft_config: LoraConfig | None,
     checkpoint: Path | None,
@@ -277,6 +281,14 @@ def _train(
     loaded = training_prompts(stage.anchors.data)
     anchors = open_run(profile, stage.anchors)
     instances, rows = training_rows(stage, anchors, loaded)
+    group, tau, judge = config.distributed_state, None, None
+    if stage.method in JUDGE_METHODS:
+        settings, scores = judge_settings(stage, execution), judge_cache(profile, stage.judge)
+        tau = _from_first(group, lambda: fixed_tau(run, settings, anchors, instances, scores))
+        # Verdicts of steps that have to be computed again after a kill are not asked for again.
+        asked = run.folder / CHECKPOINTS / f"judged-{group.process_index}.jsonl"
+        judge = Judge(settings, asked, show_progress=False)
+    reward = _reward(stage, execution, judge, tau and tau.value)
     reward.on_rollouts = _ignore
     callbacks: list[TrainerCallback] = []
     if config.distributed_state.is_main_process:
@@ -306,6 +318,7 @@ def _train(
             "dropped_prompts": len(loaded.instances) - len(instances),
             "semantics": reward.semantics,
             "reference": reward.reference_kind,
+            **({"tau": asdict(tau)} if tau else {}),
             "anchor_self_test": difference,
             "device": trainer.model.device.type,
             "processes": config.world_size,
@@ -317,6 +330,20 @@ def _train(
 
     trainer.add_callback(_AtStart(before_the_first_step))
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+
+
+def _reward(
+    stage: TrainStage, execution: Execution, judge: Judge | None = None, tau: float | None = None
+) -> CalifReward:
+    return CalifReward(
+        stage.alpha,
+        stage.method,
+        **(stage.reward.model_dump() if stage.reward else {}),
+        judge=judge,
+        tau=tau,
+        thinking=stage.anchors.thinking,
+        tokens_per_pass=execution.tokens_per_pass,
+    )
 
 
 class _AtStart(TrainerCallback):

@@ -10,11 +10,12 @@ from typing import Any, Literal
 import numpy as np
 
 from califkit.adapters import completion_text, read_constraints
+from califkit.judge_reward import Grader, JudgeRule, judge_statistics, reward_rule
 from califkit.likelihood import ReferenceScorer
 from califkit.metrics import distinct_2, none_if_nan
-from califkit.reasoning import final_answer
+from califkit.reasoning import Answer, final_answer
 from califkit.reference import check_adapter, find_reference
-from califkit.rewards import RewardRule, zones
+from califkit.rewards import zones
 from califkit.rollout_stats import step_statistics
 from califkit.verifiers import Constraint, verify_all
 
@@ -48,10 +49,14 @@ class CalifReward:
     alpha
         Size of the bonus; not used by ``if_rlvr``.
     method
-        One of `califkit.rewards.METHODS`; also the name under which the trainer logs the reward.
-        ``if_rlvr`` pays r_ver and logs l and zones all the same.
+        One of `califkit.params.Method`; also the name under which the trainer logs the reward.
+        Those that do not pay by l, ``if_rlvr`` and the judges, log l and zones all the same.
     reversed_bounds, ceiling_margin, bonus_requires_compliant_anchor
         Options of `califkit.rewards.RewardRule`.
+    judge, tau
+        For ``self_judge`` and ``stronger_judge``, which need both: a `califkit.judges.Judge` or
+        the like, and the score to exceed; see `califkit.judge_reward`. Each process judges its
+        own rollouts, while the reference scores them.
     semantics
         ``published`` or ``repaired`` verdicts.
     thinking
@@ -64,7 +69,8 @@ class CalifReward:
         ``group`` (number of the prompt in the step), ``completion`` (as drawn), ``tokens`` (as
         drawn, without the end-of-turn token), ``clipped`` (no end-of-turn token), ``distinct_2``
         of the answer, ``r_ver``, ``families`` (constraint family -> [followed, total]), ``loglik``,
-        ``l0``, ``l1``, ``zone``, ``reward``, and ``anchor_r_ver`` if the data set has it.
+        ``l0``, ``l1``, ``zone``, ``reward``, ``anchor_r_ver`` if the data set has it, and
+        ``judge_status`` and ``judge_score`` if a judge is asked.
     """
 
     def __init__(
@@ -75,6 +81,8 @@ class CalifReward:
         reversed_bounds: Literal["keep"] | None = None,
         ceiling_margin: float | None = None,
         bonus_requires_compliant_anchor: bool = False,
+        judge: Grader | None = None,
+        tau: float | None = None,
         semantics: Literal["published", "repaired"] = "published",
         thinking: bool = False,
         tokens_per_pass: int = 2048,
@@ -84,13 +92,16 @@ class CalifReward:
             raise ValueError(f"semantics must be 'published' or 'repaired', got {semantics!r}")
         if tokens_per_pass < 1:
             raise ValueError(f"tokens_per_pass must be at least 1, got {tokens_per_pass}")
-        self.rule = RewardRule(
+        self.rule = reward_rule(
             method,
-            None if method == "if_rlvr" else alpha,
-            reversed_bounds,
-            ceiling_margin,
-            bonus_requires_compliant_anchor,
+            alpha,
+            judge,
+            tau,
+            reversed_bounds=reversed_bounds,
+            ceiling_margin=ceiling_margin,
+            bonus_requires_compliant_anchor=bonus_requires_compliant_anchor,
         )
+        self._judged = isinstance(self.rule, JudgeRule)
         self.semantics = semantics
         self.thinking = thinking
         self.tokens_per_pass = tokens_per_pass
@@ -162,11 +173,15 @@ class CalifReward:
             raise RuntimeError("call reward.bind(trainer) before training starts")
         with raised_everywhere():
             rows, requests, answers = self._verified(completions, completion_ids, columns)
+        if self._judged:
+            wait_for_judge = self.rule.ask(rows, requests, [answer.text for answer in answers])
         # Where each pass is a collective, an error between two of them cannot be shared: it ends
         # this process, and with it the job.
         with nullcontext() if self._scorer.lockstep else raised_everywhere():
-            likelihood = self._scorer.score(requests, answers)
+            likelihood = self._scorer.score(requests, [answer.token_ids for answer in answers])
         with raised_everywhere():
+            if self._judged:
+                wait_for_judge()
             rewards = self._reward(rows, likelihood)
 
         step = gather_object(rows)
@@ -175,7 +190,8 @@ class CalifReward:
         for i, row in enumerate(step):  # the rollouts of a prompt follow each other in the step
             row["group"] = i // getattr(self._trainer, per_prompt)
         if log_metric is not None:
-            for name, value in step_statistics(step).items():
+            statistics = step_statistics(step) | (judge_statistics(step) if self._judged else {})
+            for name, value in statistics.items():
                 log_metric(name, value)
         if self.on_rollouts is not None and training:
             self.on_rollouts(trainer_state.global_step if trainer_state else 0, step)
@@ -186,8 +202,8 @@ class CalifReward:
         completions: Sequence[Any],
         completion_ids: Sequence[Sequence[int]],
         columns: Mapping[str, Sequence[Any]],
-    ) -> tuple[list[dict[str, Any]], list[str], list[list[int]]]:
-        """Rows without likelihood, and the requests and answers to score."""
+    ) -> tuple[list[dict[str, Any]], list[str], list[Answer]]:
+        """Rows without reward, and the requests and answers to score."""
         self._check_columns(columns)
         names = [name for name in (*COLUMNS, "key", "anchor_r_ver") if name in columns]
         for name, values in {"completion_ids": completion_ids, **columns}.items():
@@ -212,7 +228,7 @@ class CalifReward:
 
     def _verified_row(
         self, completion: Any, ids: Sequence[int], data: Mapping[str, Any]
-    ) -> tuple[dict[str, Any], list[int]]:
+    ) -> tuple[dict[str, Any], Answer]:
         constraints = check_row(data)
         answer = final_answer(ids, self._scorer.tokenizer, thinking=self.thinking)
         followed = verify_all(constraints, answer.text, "strict", self.semantics)
@@ -235,7 +251,7 @@ class CalifReward:
         }
         if "anchor_r_ver" in data:
             row["anchor_r_ver"] = none_if_nan(_number(data["anchor_r_ver"]))
-        return row, answer.token_ids
+        return row, answer
 
     def _without_end(self, ids: Sequence[int]) -> Sequence[int]:
         """Answer tokens without the end-of-turn token, which counts in l but not in a text."""
@@ -247,7 +263,10 @@ class CalifReward:
             np.array([row.get(name) for row in rows], dtype=float)
             for name in ("r_ver", "l0", "l1", "anchor_r_ver")
         )
-        rewards = self.rule(r_ver, likelihood, l0, l1, anchor_r_ver)
+        if self._judged:
+            rewards = self.rule.rewards(rows)
+        else:
+            rewards = self.rule(r_ver, likelihood, l0, l1, anchor_r_ver)
         for i, (row, zone) in enumerate(zip(rows, zones(likelihood, l0, l1), strict=True)):
             if not np.isfinite(rewards[i]):
                 raise RewardError(f"rollout {i}, key {row['key']!r}: the reward is {rewards[i]}")
@@ -258,7 +277,7 @@ class CalifReward:
 
     def _check_columns(self, columns: Any) -> None:
         needed = list(COLUMNS)
-        if self.rule.bonus_requires_compliant_anchor:
+        if not self._judged and self.rule.bonus_requires_compliant_anchor:
             needed.append("anchor_r_ver")
         if missing := [name for name in needed if name not in columns]:
             raise RewardError(

@@ -250,7 +250,7 @@ def test_a_missing_key_is_told_before_anything_is_generated(runs, monkeypatch):
 def test_the_judge_has_to_be_the_one_of_the_stage():
     described = params("http://127.0.0.1:9/v1", "advancedif").settings
     other = params("http://127.0.0.1:9/v1", "advancedif", temperature=1.0).settings
-    with pytest.raises(ParamsError, match="judge t: .* differently"):
+    with pytest.raises(ParamsError, match="t is not the judge that .* temperature = 1.0, not"):
         judge_rubrics("ci", described.rubric_stages()[0], other.execution)
 
 
