@@ -1,7 +1,8 @@
 """The verifier fraction as a reward for other trainers; none of them is imported here.
 
 * TRL: ``GRPOTrainer(reward_funcs=verifier_reward, ...)``, or a `VerifierReward` of your own;
-* verl: ``custom_reward_function.path=<this file> .name=compute_score``;
+* verl: ``custom_reward_function.path=<this file> .name=compute_score`` (CaLIF itself:
+  `califkit.verl_reward`);
 * the ``verifiers`` library: ``Rubric(funcs=[constraints_followed])``;
 * NeMo Gym: `gym_row` writes a row of a data set, `gym_verify` scores a response to one.
 
