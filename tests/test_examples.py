@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from califkit import verl_reward
+from califkit.params import load_params
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
@@ -142,3 +144,9 @@ def test_the_cost_benchmark_measures_both_arms_on_the_same_rollouts(monkeypatch,
         assert sum(parts.get(p, 0.0) for p in reward_cost.PARTS) == pytest.approx(parts["total"])
     assert reward_cost.report(arms, wall, "wall") > 0
     assert "CaLIF / r_ver" in capsys.readouterr().out
+
+
+def test_the_judge_in_the_readme_is_one_that_can_be_used():
+    (block,) = code_blocks(ROOT / "README.md", "yaml")
+    settings = load_params("ci", yaml.safe_load(block)["settings"]).settings
+    assert [stage.judge.name for stage in settings.pairwise_stages()] == ["local"]
