@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 
 from califkit.anchor_rows import SIDES, AnchorError
 from califkit.data import Instance
+from califkit.likelihood import scoring_precision
 from califkit.metrics import nan_mean
 from califkit.models import load_tokenizer, resolve
 from califkit.params import REGION_METHODS, AnchorStage
@@ -40,7 +41,7 @@ METADATA = b"califkit"
 """Key of the metadata in the Parquet schema."""
 
 _NOT_COMPARED = ("dtype", "versions", "retries", "sampling.batch_size")
-"""Metadata that does not say what the bounds mean; precision is checked by scoring again."""
+"""Metadata that does not say what the bounds mean."""
 
 
 def request_sha256(request: str) -> str:
@@ -140,7 +141,8 @@ def per_draw(table: pd.DataFrame, column: str) -> np.ndarray:
 def anchor_metadata(
     stage: AnchorStage, data_sha256: str | None, tokenizer: PreTrainedTokenizerBase
 ) -> dict[str, Any]:
-    """How bounds of a stage are measured, as stored with them and compared when they are loaded."""
+    """How bounds of a stage are measured on this machine, as stored with them and compared when
+    they are loaded."""
     template = tokenizer.get_chat_template()
     settings = stage.anchors.model_dump(mode="json")
     return {
@@ -155,7 +157,7 @@ def anchor_metadata(
         "retries": settings["retries"],
         "seed": settings["seed"],
         "scorer": {
-            "precision": "float32",
+            "precision": scoring_precision(),
             "l": "mean over the answer's tokens, end-of-turn token included",
             "context": "the request alone, thinking off",
         },
@@ -177,8 +179,8 @@ def read_metadata(path: Path) -> dict[str, Any]:
     if stored is None:
         raise AnchorError(f"{path}: says nothing of how its bounds were measured")
     metadata = json.loads(stored)
-    if metadata["schema"] != SCHEMA:
-        raise AnchorError(f"{path}: schema version {metadata['schema']}, expected {SCHEMA}")
+    if (schema := metadata.get("schema")) != SCHEMA:
+        raise AnchorError(f"{path}: schema version {schema}, expected {SCHEMA}")
     return metadata
 
 
@@ -192,12 +194,14 @@ def load_anchors(
     where
         A run, or the path of an `ANCHORS` file.
     expected, data_sha256
-        How the bounds must have been measured, and for which prompts.
+        How the bounds must have been measured, and for which prompts. The precision must be the one
+        that this machine scores in (`califkit.likelihood.scoring_precision`).
 
     Raises
     ------
     AnchorError
-        If the run is not complete or something differs; the message names field and both values.
+        If the run is not complete, or something differs or is not said; the message names field
+        and both values.
     """
     if isinstance(where, Run) and not where.is_complete:
         raise AnchorError(f"the anchors in {where.folder} are not complete")
@@ -208,11 +212,17 @@ def load_anchors(
         wanted = _flat(anchor_metadata(expected, data_sha256, tokenizer))
         for field, value in wanted.items():
             ignored = field in _NOT_COMPARED or (field == "data_sha256" and value is None)
-            if not ignored and found[field] != value:
-                raise AnchorError(
-                    f"{path}: {field} is {found[field]!r}, but {value!r} is expected; "
-                    "measure the anchors again with these settings"
+            if ignored or found.get(field) == value:
+                continue
+            was = repr(found[field]) if field in found else "not said"
+            advice = "measure the anchors again with these settings"
+            if field == "scorer.precision":
+                advice = (
+                    "rollouts on this machine are scored in the latter, so measure the anchors "
+                    "again on a machine like this one, or train on one like theirs (with or "
+                    "without a GPU)"
                 )
+            raise AnchorError(f"{path}: {field} is {was}, but {value!r} is expected; {advice}")
     return pd.read_parquet(path)
 
 
@@ -241,8 +251,8 @@ def join_anchors(instances: Sequence[Instance], table: pd.DataFrame) -> pd.DataF
 def bounds_for(method: str, table: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
     """l0 and l1 as a method uses them, shape (prompts,) each; NaN where there is none.
 
-    The region methods take ends of 95 % confidence intervals over the draws (paper section 6), and
-    prompts complete in all draws only; all others take the means.
+    The region methods take ends of 95 % confidence intervals over the draws (paper section 6), with
+    Student's t (A6), and prompts complete in all draws only; all others take the means.
     """
     if method not in REGION_METHODS:
         return table["l0"].to_numpy(), table["l1"].to_numpy()

@@ -37,8 +37,9 @@ def measure_bounds(
     Parameters
     ----------
     model
-        The policy that training starts from: a name, a folder or a hub id. It runs in float32, on
-        a GPU if there is one.
+        The policy that training starts from: a name, a folder or a hub id. Its weights are in
+        float32, on a GPU if there is one; measure where you train, as a GPU scores in bfloat16
+        autocast (`califkit.likelihood.scoring_precision`).
     prompts
         n prompts, request and constraints: texts, or conversations of one user turn as TRL takes
         them.

@@ -8,6 +8,8 @@ chat template, end-of-turn rule and precision are the same on both sides of ever
   itself may bring (paper section 2.5).
 - Answer: the token ids as generated, including the end-of-turn token when the model produced it.
 - Temperature 1, no truncation, log-softmax in float32, mean over answer tokens, natural log.
+- The precision of a pass follows from the device alone (`scoring_precision`): the scorer runs under
+  its own autocast, past the one that a trainer wraps around its models.
 - Rows are padded on the right with explicit position ids. Logits are made for answer positions
   only and a chunk at a time, so memory does not grow with length x vocabulary.
 
@@ -239,6 +241,11 @@ class ReferenceScorer:
             return torch.device("cuda", torch.cuda.current_device())
         return self.model.device
 
+    @property
+    def precision(self) -> str:
+        """What passes of this scorer compute in; see `scoring_precision`."""
+        return scoring_precision(self._device())
+
     @contextlib.contextmanager
     def _evaluating(self) -> Iterator[None]:
         """Evaluation mode without gradients; the mode of every module returns."""
@@ -303,7 +310,12 @@ class ReferenceScorer:
                 found.append(log_probs.gather(1, wanted[i : i + CHUNK, None]).squeeze(1))
             return hidden.new_zeros((*hidden.shape[:-1], 1))  # stands for the logits
 
-        with self.active(), _replaced_forward(head, log_probs_of):
+        with (
+            self.active(),
+            _without_autocast(self.model),
+            _own_autocast(device),
+            _replaced_forward(head, log_probs_of),
+        ):
             self.model(
                 input_ids=input_ids.to(device),
                 # The padding stands on the right, where causal attention does not look.
@@ -315,6 +327,38 @@ class ReferenceScorer:
                 use_cache=past is not None,
             )
         return torch.cat(found) if found else torch.empty(0)
+
+
+def scoring_precision(device: torch.device | None = None) -> str:
+    """What a scorer computes in on a device: "bfloat16 autocast" on CUDA, else "float32".
+
+    That is the precision of the matrix products, for weights in float32 as `load_model` and a
+    trainer hold them; the softmax is always taken in float32. Bounds are compared with rollouts, so
+    both have to be scored in one precision.
+
+    Parameters
+    ----------
+    device
+        Where the model is; by default where `califkit.models.load_model` puts one.
+    """
+    import torch
+
+    on_gpu = torch.cuda.is_available() if device is None else device.type == "cuda"
+    return "bfloat16 autocast" if on_gpu else "float32"
+
+
+def _own_autocast(device: torch.device) -> torch.autocast:
+    """The scorer's precision, whatever the caller's autocast context."""
+    import torch
+
+    enabled = scoring_precision(device) != "float32"
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=enabled)
+
+
+def _without_autocast(model: torch.nn.Module) -> contextlib.AbstractContextManager[None]:
+    """The model with the ``forward`` it had before accelerate wrapped that in autocast."""
+    plain = vars(model).get("_original_forward")  # vars: a PeftModel passes on its base's names
+    return _replaced_forward(model, plain) if plain else contextlib.nullcontext()
 
 
 @contextlib.contextmanager

@@ -30,7 +30,7 @@ from numpy.typing import ArrayLike
 
 ZONES = ("below", "inside", "above", "reversed", "unbounded")
 """Where l lies: relative to usual bounds; ``reversed`` for l0 > l1; ``unbounded`` if l, l0 or l1
-is missing."""
+is missing. They describe the bounds, not what a method pays: ``no_upper`` pays above them too."""
 
 METHODS = (
     "if_rlvr",
@@ -49,13 +49,16 @@ REGION_RULES = ("calif", "inner_region", "outer_region")
 """Methods that pay by the region between two bounds, and so take the options of `RewardRule`."""
 
 
-def zones(l: ArrayLike, l0: ArrayLike, l1: ArrayLike) -> np.ndarray:
+def zones(l: ArrayLike, l0: ArrayLike, l1: ArrayLike, ceiling_margin: float = 0.0) -> np.ndarray:
     """Zone of each rollout, one of `ZONES`.
 
     Parameters
     ----------
     l, l0, l1
         Log-likelihoods in nats per token, broadcast to a common shape; NaN means missing.
+    ceiling_margin
+        As in `calif_reward`: inside reaches up to l1 plus this. Which bounds are reversed does not
+        depend on it.
 
     Returns
     -------
@@ -65,16 +68,19 @@ def zones(l: ArrayLike, l0: ArrayLike, l1: ArrayLike) -> np.ndarray:
     l, l0, l1 = np.broadcast_arrays(*_floats(l, l0, l1))
     missing = np.isnan(l) | np.isnan(l0) | np.isnan(l1)
     return np.select(
-        [missing, l0 > l1, l < l0, l <= l1],
+        [missing, l0 > l1, l < l0, l <= l1 + ceiling_margin],
         ["unbounded", "reversed", "below", "inside"],
         default="above",
     )
 
 
-def exceeds_ceiling(l: ArrayLike, l0: ArrayLike, l1: ArrayLike) -> np.ndarray:
-    """Whether the reward is zeroed because l > l1, in usual and in reversed bounds alike."""
+def exceeds_ceiling(
+    l: ArrayLike, l0: ArrayLike, l1: ArrayLike, ceiling_margin: float = 0.0
+) -> np.ndarray:
+    """Whether CaLIF zeroes the reward because l > l1 + margin, in usual and reversed bounds alike;
+    arguments as in `zones`."""
     l, l0, l1 = _floats(l, l0, l1)
-    return ~np.isnan(l0) & (l > l1)
+    return ~np.isnan(l0) & (l > l1 + ceiling_margin)
 
 
 def calif_reward(
@@ -122,12 +128,12 @@ def calif_reward(
     """
     _check_region_options(reversed_bounds, ceiling_margin)
     l, l0, l1 = _floats(l, l0, l1)
-    ceiling = l1 + ceiling_margin
     usual = l0 <= l1
-    zero = exceeds_ceiling(l, l0, ceiling)
+    zero = exceeds_ceiling(l, l0, l1, ceiling_margin)
     if reversed_bounds == "keep":
         zero &= usual
-    return _pay(r_ver, alpha, bonus_where=usual & (l0 <= l) & (l <= ceiling), zero_where=zero)
+    inside = usual & (l0 <= l) & (l <= l1 + ceiling_margin)
+    return _pay(r_ver, alpha, bonus_where=inside, zero_where=zero)
 
 
 def direct_bonus_reward(r_ver: ArrayLike, l: ArrayLike, alpha: float) -> np.ndarray:
@@ -312,10 +318,10 @@ class RewardRule:
     method
         One of `METHODS`.
     alpha
-        Size of the bonus, positive; None only for ``if_rlvr``. ``if_rlvr`` and ``no_lower_dev``
-        pay no bonus and do not look at it.
+        Size of the bonus, positive. ``if_rlvr`` and ``no_lower_dev`` pay none and may have None.
     reversed_bounds, ceiling_margin
-        As in `calif_reward`, only for `REGION_RULES`; None is the paper's rule.
+        As in `calif_reward`, only for `REGION_RULES`; None is the paper's rule. The logged zones
+        take the margin along; for the rest they describe the bounds, not the method.
     bonus_requires_compliant_anchor
         Only for `REGION_RULES`: no bonus where the constrained anchor violates one of its own
         constraints or its verdict is missing; what is zeroed stays zeroed.
@@ -337,7 +343,7 @@ class RewardRule:
             raise ValueError(f"unknown method {self.method!r}; known: {', '.join(METHODS)}")
         if self.alpha is not None:
             _check_alpha(self.alpha)
-        elif self.method != "if_rlvr":
+        elif self.method not in ("if_rlvr", "no_lower_dev"):
             raise ValueError(f"method {self.method!r} needs a positive alpha, got None")
         _check_region_options(self.reversed_bounds, self.ceiling_margin or 0.0)
         given = [

@@ -2,39 +2,48 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from numbers import Real
 from typing import Any, Literal
 
 import numpy as np
 
-from califkit.adapters import completion_text, read_constraints
+from califkit.adapters import completion_text
 from califkit.judge_reward import Grader, JudgeRule, judge_statistics, reward_rule
 from califkit.likelihood import ReferenceScorer
 from califkit.metrics import distinct_2, none_if_nan
 from califkit.reasoning import Answer, final_answer
-from califkit.reference import check_adapter, find_reference
+from califkit.reference import find_reference
 from califkit.rewards import zones
 from califkit.rollout_stats import step_statistics
-from califkit.verifiers import Constraint, verify_all
+from califkit.trl_checks import (
+    COLUMNS,
+    OPTIONAL_COLUMNS,
+    RewardError,
+    check_columns,
+    check_config,
+    check_dataset,
+    check_prompt,
+    check_row,
+    check_step,
+    check_template,
+    number,
+)
+from califkit.verifiers import verify_all
 
-COLUMNS = ("request", "constraints", "l0", "l1")
-"""Columns that the data set needs beside ``prompt``."""
-
-
-class RewardError(ValueError):
-    """Settings or data that `CalifReward` cannot score; the message says which and why."""
+__all__ = ["CalifReward", "RewardError", "check_config"]
 
 
 class CalifReward:
     """Reward function for TRL's ``GRPOTrainer``: CaLIF or another reward of the paper.
 
-    The data set gives, beside ``prompt``, the columns ``request`` (x without its constraints),
-    ``constraints`` (as `califkit.adapters.constraints_json` writes it), ``l0`` and ``l1`` (nats per
-    token; a few may be missing, as None or NaN). Optional: ``key``, for logs and messages, and
-    ``anchor_r_ver``, which ``bonus_requires_compliant_anchor`` needs. After the trainer is built,
-    `bind` finds its reference and checks its data::
+    The data set gives, beside ``prompt`` (a conversation), the columns ``request`` (x without its
+    constraints), ``constraints`` (as `califkit.adapters.constraints_json` writes it), ``l0`` and
+    ``l1`` (nats per token; a few may be missing, as None or NaN). Optional: ``key``, for logs and
+    messages, ``anchor_tokens`` (length of the constrained anchor, for a warning), and
+    ``anchor_r_ver``, which ``bonus_requires_compliant_anchor`` needs. After the
+    trainer is built, `bind` finds its reference and checks its data::
 
         reward = CalifReward(alpha=0.1)
         trainer = GRPOTrainer(model=path, reward_funcs=reward, args=config, train_dataset=rows)
@@ -61,16 +70,20 @@ class CalifReward:
         ``published`` or ``repaired`` verdicts.
     thinking
         Whether rollouts are drawn in thinking mode; see `califkit.reasoning.final_answer`.
+    score_unpaid
+        Whether rollouts with r_ver = 0 are scored as well. They earn 0 whatever their l, so False
+        saves time and changes no reward; l and zones are then those of the others alone.
     tokens_per_pass
         Padded tokens in one forward pass of the reference.
     on_rollouts
         Called on every process with the number of finished steps and one dict a rollout of all
         processes, in the order of the step; for logs. Not called in evaluation. Keys: ``key``,
         ``group`` (number of the prompt in the step), ``completion`` (as drawn), ``tokens`` (as
-        drawn, without the end-of-turn token), ``clipped`` (no end-of-turn token), ``distinct_2``
-        of the answer, ``r_ver``, ``families`` (constraint family -> [followed, total]), ``loglik``,
-        ``l0``, ``l1``, ``zone``, ``reward``, ``anchor_r_ver`` if the data set has it, and
-        ``judge_status`` and ``judge_score`` if a judge is asked.
+        drawn, without the end-of-turn token), ``clipped`` (no end-of-turn token),
+        ``answer_tokens`` and ``distinct_2`` of the answer, ``r_ver``, ``families`` (constraint
+        family -> [followed, total]), ``loglik``, ``l0``, ``l1``, ``zone``, ``reward``,
+        ``anchor_r_ver`` and ``anchor_tokens`` if the data set has them, and ``judge_status`` and
+        ``judge_score`` if a judge is asked.
     """
 
     def __init__(
@@ -85,9 +98,13 @@ class CalifReward:
         tau: float | None = None,
         semantics: Literal["published", "repaired"] = "published",
         thinking: bool = False,
+        score_unpaid: bool = True,
         tokens_per_pass: int = 2048,
         on_rollouts: Callable[[int, list[dict[str, Any]]], None] | None = None,
     ) -> None:
+        for name, value in {"alpha": alpha, "ceiling_margin": ceiling_margin, "tau": tau}.items():
+            if value is not None and (not isinstance(value, Real) or isinstance(value, bool)):
+                raise TypeError(f"{name} must be a number, got {value!r}")
         if semantics not in ("published", "repaired"):
             raise ValueError(f"semantics must be 'published' or 'repaired', got {semantics!r}")
         if tokens_per_pass < 1:
@@ -104,6 +121,7 @@ class CalifReward:
         self._judged = isinstance(self.rule, JudgeRule)
         self.semantics = semantics
         self.thinking = thinking
+        self.score_unpaid = score_unpaid
         self.tokens_per_pass = tokens_per_pass
         self.on_rollouts = on_rollouts
         self.__name__ = method
@@ -115,25 +133,34 @@ class CalifReward:
         """Take the frozen reference from a trainer that has not trained yet; check its data.
 
         ``reference_kind`` then says where the reference lives; see `califkit.reference`.
-        All rows of the training set are read. Rows of an ``IterableDataset`` cannot be, so an error
-        in one of them shows only when it is scored.
+        All rows of the training and evaluation sets are read. Rows of an ``IterableDataset`` cannot
+        be, so an error in one of them shows only when it is scored.
 
         Raises
         ------
         RewardError
-            Settings that make l and the bounds incomparable (see `check_config`), a column that is
-            missing, a row that cannot be used, or no l0 or l1 in any row.
+            Settings that make l and the bounds incomparable (see `check_config`), a chat template
+            that does not render prompts for ``thinking``, a column that is missing, a row that
+            cannot be used, no l0 or l1 in any row, or fewer rows than prompts in a step.
         califkit.reference.NoReferenceError
             The starting policy cannot be had.
+
+        Warns
+        -----
+        UserWarning
+            Data that look wrong: see `califkit.trl_checks.check_dataset`.
         """
         check_config(trainer.args)
-        asked = (trainer.args.chat_template_kwargs or {}).get("enable_thinking", self.thinking)
-        if bool(asked) != self.thinking:
-            raise RewardError(
-                f"chat_template_kwargs has enable_thinking={asked}, but CalifReward has "
-                f"thinking={self.thinking}: reasoning and answer would not be told apart"
-            )
-        self._check_data(trainer.train_dataset)
+        check_template(trainer, thinking=self.thinking)
+        evaluated = trainer.eval_dataset
+        if not isinstance(evaluated, Mapping):
+            evaluated = {} if evaluated is None else {"": evaluated}
+        for dataset, name in (
+            (trainer.train_dataset, "training set"),
+            *((part, f"evaluation set {key}".rstrip()) for key, part in evaluated.items()),
+        ):
+            check_dataset(dataset, name, self._needed, self.rule.method)
+        check_step(trainer)
         reference = find_reference(trainer)
         self._scorer = ReferenceScorer(
             reference.model,
@@ -172,13 +199,13 @@ class CalifReward:
         if self._scorer is None:
             raise RuntimeError("call reward.bind(trainer) before training starts")
         with raised_everywhere():
-            rows, requests, answers = self._verified(completions, completion_ids, columns)
+            rows, requests, answers = self._verified(prompts, completions, completion_ids, columns)
         if self._judged:
             wait_for_judge = self.rule.ask(rows, requests, [answer.text for answer in answers])
         # Where each pass is a collective, an error between two of them cannot be shared: it ends
         # this process, and with it the job.
         with nullcontext() if self._scorer.lockstep else raised_everywhere():
-            likelihood = self._scorer.score(requests, [answer.token_ids for answer in answers])
+            likelihood = self._scorer.score(requests, self._scored(rows, answers))
         with raised_everywhere():
             if self._judged:
                 wait_for_judge()
@@ -190,29 +217,51 @@ class CalifReward:
         for i, row in enumerate(step):  # the rollouts of a prompt follow each other in the step
             row["group"] = i // getattr(self._trainer, per_prompt)
         if log_metric is not None:
-            statistics = step_statistics(step) | (judge_statistics(step) if self._judged else {})
+            statistics = step_statistics(step, self._margin)
+            statistics |= judge_statistics(step) if self._judged else {}
             for name, value in statistics.items():
                 log_metric(name, value)
         if self.on_rollouts is not None and training:
             self.on_rollouts(trainer_state.global_step if trainer_state else 0, step)
         return rewards
 
+    def _scored(self, rows: list[dict[str, Any]], answers: list[Answer]) -> list[list[int]]:
+        """Token ids to score; none of an answer that is left out."""
+        return [
+            answer.token_ids if self.score_unpaid or row["r_ver"] > 0 else []
+            for row, answer in zip(rows, answers, strict=True)
+        ]
+
+    @property
+    def _margin(self) -> float:
+        """How far above l1 a reward is zeroed."""
+        return 0.0 if self._judged else self.rule.ceiling_margin or 0.0
+
+    @property
+    def _needed(self) -> tuple[str, ...]:
+        """Columns that the data set has to have."""
+        compliant = not self._judged and self.rule.bonus_requires_compliant_anchor
+        return (*COLUMNS, "anchor_r_ver") if compliant else COLUMNS
+
     def _verified(
         self,
+        prompts: Sequence[Any],
         completions: Sequence[Any],
         completion_ids: Sequence[Sequence[int]],
         columns: Mapping[str, Sequence[Any]],
     ) -> tuple[list[dict[str, Any]], list[str], list[Answer]]:
         """Rows without reward, and the requests and answers to score."""
-        self._check_columns(columns)
-        names = [name for name in (*COLUMNS, "key", "anchor_r_ver") if name in columns]
-        for name, values in {"completion_ids": completion_ids, **columns}.items():
-            if name in ("completion_ids", *names) and len(values) != len(completions):
+        check_columns(columns, self._needed)
+        names = [name for name in (*COLUMNS, *OPTIONAL_COLUMNS) if name in columns]
+        given = {"prompts": prompts, "completion_ids": completion_ids}
+        for name, values in (given | {name: columns[name] for name in names}).items():
+            if len(values) != len(completions):
                 raise RewardError(f"{len(completions)} completions, but {len(values)} {name}")
         rows, requests, answers = [], [], []
         for i, (completion, ids) in enumerate(zip(completions, completion_ids, strict=True)):
             data = {name: columns[name][i] for name in names}
             try:
+                check_prompt(prompts[i])
                 row, answer = self._verified_row(completion, ids, data)
                 # A request that the template refuses has to fail here, before the collectives.
                 if requests[-1:] != [data["request"]]:
@@ -229,7 +278,7 @@ class CalifReward:
     def _verified_row(
         self, completion: Any, ids: Sequence[int], data: Mapping[str, Any]
     ) -> tuple[dict[str, Any], Answer]:
-        constraints = check_row(data)
+        constraints = check_row(data, self.rule.method)
         answer = final_answer(ids, self._scorer.tokenizer, thinking=self.thinking)
         followed = verify_all(constraints, answer.text, "strict", self.semantics)
         families: dict[str, list[int]] = {}
@@ -242,15 +291,17 @@ class CalifReward:
             "key": data.get("key"),
             "completion": completion_text(completion),
             "r_ver": sum(followed) / len(followed),
-            "l0": none_if_nan(_number(data["l0"])),
-            "l1": none_if_nan(_number(data["l1"])),
+            "l0": none_if_nan(number(data["l0"])),
+            "l1": none_if_nan(number(data["l1"])),
             "tokens": len(ids) if clipped else len(ids) - 1,
             "distinct_2": none_if_nan(distinct_2(self._without_end(answer.token_ids))),
             "clipped": clipped,
             "families": families,
         }
-        if "anchor_r_ver" in data:
-            row["anchor_r_ver"] = none_if_nan(_number(data["anchor_r_ver"]))
+        row["answer_tokens"] = len(self._without_end(answer.token_ids))
+        for name in ("anchor_r_ver", "anchor_tokens"):
+            if name in data:
+                row[name] = none_if_nan(number(data[name]))
         return row, answer
 
     def _without_end(self, ids: Sequence[int]) -> Sequence[int]:
@@ -267,7 +318,8 @@ class CalifReward:
             rewards = self.rule.rewards(rows)
         else:
             rewards = self.rule(r_ver, likelihood, l0, l1, anchor_r_ver)
-        for i, (row, zone) in enumerate(zip(rows, zones(likelihood, l0, l1), strict=True)):
+        zone_of = zones(likelihood, l0, l1, self._margin)
+        for i, (row, zone) in enumerate(zip(rows, zone_of, strict=True)):
             if not np.isfinite(rewards[i]):
                 raise RewardError(f"rollout {i}, key {row['key']!r}: the reward is {rewards[i]}")
             row["loglik"] = none_if_nan(likelihood[i])
@@ -275,109 +327,12 @@ class CalifReward:
             row["reward"] = float(rewards[i])
         return rewards.tolist()
 
-    def _check_columns(self, columns: Any) -> None:
-        needed = list(COLUMNS)
-        if not self._judged and self.rule.bonus_requires_compliant_anchor:
-            needed.append("anchor_r_ver")
-        if missing := [name for name in needed if name not in columns]:
-            raise RewardError(
-                f"the data set lacks the columns {', '.join(missing)}; it has {', '.join(columns)}"
-            )
-
-    def _check_data(self, dataset: Any) -> None:
-        """Read every row of a training set, before anything expensive starts."""
-        from datasets import IterableDataset
-
-        if dataset.column_names is not None:
-            self._check_columns(dataset.column_names)
-        if isinstance(dataset, IterableDataset):
-            return
-        names = [n for n in (*COLUMNS, "key", "anchor_r_ver") if n in dataset.column_names]
-        known = {"l0": 0, "l1": 0}
-        for i, row in enumerate(dataset.select_columns(names).with_format(None)):
-            try:
-                check_row(row)
-            except ValueError as error:
-                raise RewardError(
-                    f"row {i} of the training set, key {row.get('key')!r}: {error}"
-                ) from error
-            for name in known:
-                known[name] += not math.isnan(_number(row[name]))
-        for name, count in known.items():
-            if not count:
-                raise RewardError(
-                    f"no row of the training set has {name}: the anchors are not loaded, and "
-                    "training would go on without bounds"
-                )
-
-
-def check_config(args: Any, peft_config: Any = None) -> None:
-    """Refuse settings under which l and the bounds could not be compared; needs no model.
-
-    Parameters
-    ----------
-    args
-        The ``GRPOConfig``.
-    peft_config
-        The adapter that the trainer will make, if any.
-
-    Raises
-    ------
-    RewardError
-        For a reference that moves or rollouts at another temperature than 1.
-    califkit.reference.NoReferenceError
-        For an adapter under which the starting policy cannot be had.
-    """
-    if args.sync_ref_model:
-        raise RewardError(
-            "sync_ref_model=True moves the reference that l0 and l1 were measured under"
-        )
-    if args.temperature != 1.0:
-        raise RewardError(
-            f"temperature={args.temperature}: rollouts must be drawn at 1.0, as l0 and l1 are "
-            "likelihoods at temperature 1"
-        )
-    if peft_config is not None:
-        check_adapter(peft_config)
-
-
-def check_row(row: Mapping[str, Any]) -> tuple[Constraint, ...]:
-    """The constraints of a row of the data set, after a look at all it holds.
-
-    Raises
-    ------
-    ValueError
-        For a value that cannot be used; names column and value.
-    """
-    request = row["request"]
-    if not isinstance(request, str) or not request.strip():
-        raise ValueError(f"request must be text, got {request!r}")
-    try:
-        constraints = read_constraints(row["constraints"])
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"constraints {row['constraints']!r:.200}: {error}") from error
-    if not constraints:
-        raise ValueError("constraints is empty: there is nothing to verify")
-    for name in ("l0", "l1", "anchor_r_ver"):
-        value = row.get(name)
-        number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-        if value is not None and (not number or math.isinf(value)):
-            raise ValueError(f"{name} must be a finite number or None, got {value!r}")
-    compliance = _number(row.get("anchor_r_ver"))
-    if compliance < 0 or compliance > 1:
-        raise ValueError(f"anchor_r_ver must lie in [0, 1], got {compliance}")
-    return constraints
-
 
 def _passes_are_collectives(trainer: Any) -> bool:
     """Whether a forward pass gathers weights that are split over the processes."""
     if trainer.is_deepspeed_enabled:
         return trainer.accelerator.state.deepspeed_plugin.zero_stage == 3
     return trainer.is_fsdp_enabled
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else float(value)
 
 
 @contextmanager

@@ -443,17 +443,59 @@ def test_the_softmax_of_a_bfloat16_model_is_taken_in_float32(tiny):
     assert abs(in_bfloat16 - in_float32) > 1e-3, "the test could tell"
 
 
-def test_under_autocast_the_softmax_is_taken_in_float32(tiny):
-    answer = list(range(100, 160))
-    scorer = ReferenceScorer(tiny.model, tiny.tokenizer)
-    ids = torch.tensor([scorer.prefix_ids("Tea?") + answer])
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        with torch.no_grad():
-            logits = tiny.model(ids[:, :-1]).logits[0, -len(answer) :]
-        value = scorer.score(["Tea?"], [answer])[0]
+def in_autocast(tiny, request: str, answer: list[int]) -> float:
+    """l from logits that are made in bfloat16 autocast on the CPU; log-softmax in double."""
+    prefix = tiny.tokenizer(TEMPLATE.format(request), add_special_tokens=False)["input_ids"]
+    ids = torch.tensor([prefix + answer])
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
+        logits = tiny.model(ids[:, :-1]).logits[0, -len(answer) :]
     assert logits.dtype == torch.bfloat16
-    expected = logits.double().log_softmax(-1)[range(60), answer].mean().item()
-    assert value == pytest.approx(expected, abs=1e-4)
+    return logits.double().log_softmax(-1)[range(len(answer)), answer].mean().item()
+
+
+def test_the_callers_autocast_does_not_change_the_precision(tiny):
+    answer = [100] * 5
+    expected = whole_logits(tiny, "Tea?", answer)
+    assert abs(in_autocast(tiny, "Tea?", answer) - expected) > 1e-4, "the test could tell"
+    scorer = ReferenceScorer(tiny.model, tiny.tokenizer)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert scorer.score(["Tea?"], [answer])[0] == pytest.approx(expected, abs=1e-5)
+
+
+def test_nor_does_the_autocast_that_a_trainer_wraps_around_forward(tiny):
+    """As accelerate does it in ``prepare_model``."""
+    answer = [100] * 5
+    model = copy.deepcopy(tiny.model)
+    model._original_forward = model.forward
+    wrapped = torch.autocast("cpu", dtype=torch.bfloat16)(model.forward)
+    model.forward = wrapped
+    scorer = ReferenceScorer(model, tiny.tokenizer)
+    expected = whole_logits(tiny, "Tea?", answer)
+    assert scorer.score(["Tea?"], [answer])[0] == pytest.approx(expected, abs=1e-5)
+    assert vars(model)["forward"] is wrapped, "it is back for the trainer"
+    hook = model.lm_head.register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        scorer.score(["Tea?"], [answer])
+    hook.remove()
+    assert vars(model)["forward"] is wrapped
+
+
+def test_where_passes_run_in_autocast_the_softmax_is_taken_in_float32(tiny, monkeypatch):
+    """The branch of a GPU, on the CPU."""
+    answer = [100] * 5
+    monkeypatch.setattr(likelihood, "scoring_precision", lambda device=None: "bfloat16 autocast")
+    scorer = ReferenceScorer(tiny.model, tiny.tokenizer)
+    value = scorer.score(["Tea?"], [answer])[0]
+    assert value == pytest.approx(in_autocast(tiny, "Tea?", answer), abs=1e-4)
+
+
+def test_the_precision_follows_from_the_device(tiny, monkeypatch):
+    assert ReferenceScorer(tiny.model, tiny.tokenizer).precision == "float32"
+    assert likelihood.scoring_precision(torch.device("cpu")) == "float32"
+    assert likelihood.scoring_precision(torch.device("cuda", 1)) == "bfloat16 autocast"
+    for on_gpu, expected in [(True, "bfloat16 autocast"), (False, "float32")]:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda on_gpu=on_gpu: on_gpu)
+        assert likelihood.scoring_precision() == expected
 
 
 def test_dropout_is_off(tiny, group):

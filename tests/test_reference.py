@@ -117,6 +117,54 @@ def test_the_reference_is_the_starting_policy_before_and_after_training(
     assert {n for n, p in trainer.model.named_parameters() if p.requires_grad} == trainable
 
 
+@pytest.mark.parametrize(("beta", "kind"), [(0.01, "kl_model"), (0.0, "own_copy")])
+def test_a_trainer_in_bfloat16_scores_in_float32_on_a_cpu(tiny, tiny_folder, tmp_path, beta, kind):
+    """As the bounds were scored; accelerate wraps the model's ``forward`` in autocast."""
+    reward = CalifReward()
+    config = make_config(tmp_path, beta=beta, bf16=True)
+    reward.bind(make_trainer(tiny_folder, config, reward, tiny.tokenizer))
+    assert reward.reference_kind == kind
+    expected = own_scores(tiny.model, tiny.tokenizer)
+    assert distance(own_scores(reward._scorer.model, tiny.tokenizer), expected) > 1e-4, "wrapped"
+    assert distance(scores(reward, tiny.tokenizer), expected) < 1e-5
+    assert distance(own_scores(reward._scorer.model, tiny.tokenizer), expected) > 1e-4, "again"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "beta", "kind"),
+    [
+        ("full", 0.01, "kl_model"),
+        ("full", 0.0, "own_copy"),
+        ("lora", 0.01, "adapter_off"),
+        ("trained adapter", 0.0, "adapter_copy"),
+    ],
+)
+def test_so_it_does_while_it_trains(tiny, tiny_folder, trained_adapter, tmp_path, name, beta, kind):
+    start = start_of(name, tiny_folder, trained_adapter)
+    expected = own_scores(start.policy, tiny.tokenizer)
+    reward, seen = CalifReward(), []
+    trainer = make_trainer(
+        start.model,
+        make_config(tmp_path, beta=beta, bf16=True, max_steps=2),
+        reward,
+        tiny.tokenizer,
+        peft_config=start.peft_config,
+    )
+    reward.bind(trainer)
+    assert reward.reference_kind == kind
+    wrapped = []
+
+    def note(step: int, rows: list[dict[str, Any]]) -> None:
+        wrapped.append("_original_forward" in vars(reward._scorer.model))
+        seen.append(distance(scores(reward, tiny.tokenizer), expected))
+
+    reward.on_rollouts = note
+    trainer.train()
+    assert wrapped == [True, True]
+    assert max(seen) < 1e-5
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "beta"),

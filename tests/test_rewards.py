@@ -87,6 +87,17 @@ def test_every_branch(l, l0, l1, zone, paid):
     assert bool(exceeds_ceiling(l, l0, l1)) == (paid[0] == "0")
 
 
+def test_zones_and_ceiling_take_the_margin_of_the_rule():
+    l, l0, l1 = [-3.5, -2.9, -2.2, -1.6, -1.4], -3.0, -2.0
+    expected = ["below", "inside", "inside", "inside", "above"]
+    assert zones(l, l0, l1, ceiling_margin=0.5).tolist() == expected
+    assert exceeds_ceiling(l, l0, l1, ceiling_margin=0.5).tolist() == [False] * 4 + [True]
+    # Which bounds are reversed does not depend on it.
+    assert str(zones(-1.0, -1.8, -2.0, ceiling_margin=0.5)) == "reversed"
+    paid = RewardRule(ceiling_margin=0.5)(0.5, l, l0, l1)
+    assert paid.tolist() == pytest.approx([0.5, 0.6, 0.6, 0.6, 0.0])
+
+
 @pytest.mark.parametrize("method", ["inner_region", "outer_region"])
 def test_a_confidence_region_pays_as_calif_does(method):
     l, l0, l1 = (np.array(column) for column in list(zip(*TABLE, strict=True))[:3])
@@ -254,7 +265,7 @@ def test_every_training_run_of_the_settings_has_a_rule():
     [
         ({"method": "clif"}, "unknown method 'clif'; known: if_rlvr, calif, direct_bonus, no_low"),
         ({"alpha": None}, "method 'calif' needs a positive alpha, got None"),
-        ({"method": "no_lower_dev", "alpha": None}, "'no_lower_dev' needs a positive alpha"),
+        ({"method": "no_lower", "alpha": None}, "'no_lower' needs a positive alpha"),
         ({"alpha": 0.0}, "alpha must be positive, got 0.0"),
         ({"method": "if_rlvr", "alpha": -1.0}, "alpha must be positive, got -1.0"),
         ({"reversed_bounds": "drop"}, "reversed_bounds must be None or 'keep', got 'drop'"),

@@ -4,6 +4,7 @@ import json
 import math
 import pickle
 import statistics
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -150,6 +151,18 @@ def test_the_bonus_can_depend_on_the_anchor(tiny, tiny_folder, tmp_path, batch):
         reward(**batch)
 
 
+def test_the_logged_zone_reaches_up_to_the_ceiling_of_the_rule(bound, tiny, batch):
+    first, *_ = expected_likelihoods(tiny, batch)
+    changes = {"l0": [first - 1] * 4, "l1": [first - 0.5] * 4}
+    for margin, zone, reward in [(None, "above", 0.0), (0.7, "inside", 1.1), (0.4, "above", 0.0)]:
+        taken = []
+        calif = bound(
+            ceiling_margin=margin, on_rollouts=lambda step, rows, to=taken: to.extend(rows)
+        )
+        calif(**batch | changes)
+        assert (taken[0]["zone"], taken[0]["reward"]) == (zone, pytest.approx(reward))
+
+
 # --- the final answer ----------------------------------------------------------------------------
 
 
@@ -277,6 +290,7 @@ def test_rows_of_the_rollout_log(bound, tiny, batch):
         "zone": "inside",
         "reward": 1.1,
         "tokens": len(batch["completion_ids"][0]) - 1,
+        "answer_tokens": len(batch["completion_ids"][0]) - 1,
         "distinct_2": 1.0,
         "clipped": False,
         "families": {"punctuation": [1, 1], "length_constraints": [1, 1]},
@@ -284,6 +298,28 @@ def test_rows_of_the_rollout_log(bound, tiny, batch):
     assert logged[1]["l0"] is None
     assert logged[2]["families"] == {"punctuation": [1, 1], "length_constraints": [0, 1]}
     assert (logged[3]["loglik"], logged[3]["tokens"], logged[3]["distinct_2"]) == (None, 0, None)
+
+
+def test_rollouts_that_earn_nothing_may_stay_unscored(bound, tiny, batch):
+    first, *_ = expected_likelihoods(tiny, batch)
+    taken = []
+    batch |= {"completions": ["a, b", *TEXTS[1:]]}
+    rewards = bound()(**batch)
+    log = {}
+    paid = bound(score_unpaid=False, on_rollouts=lambda step, rows: taken.extend(rows))
+    assert paid(**batch, log_metric=log.__setitem__) == rewards
+    assert all((row["loglik"] is not None) == (row["r_ver"] > 0) for row in taken if row["tokens"])
+    assert {row["zone"] for row in taken if row["r_ver"] == 0} == {"unbounded"}
+    assert any(row["r_ver"] == 0 and row["tokens"] for row in taken), "or nothing was left out"
+
+
+def test_the_length_of_answers_is_logged_beside_that_of_the_anchors(bound, batch):
+    log = {}
+    tokens = [len(ids) - 1 for ids in batch["completion_ids"]]
+    assert tokens[3] == 0
+    anchors = [tokens[0] / 3, tokens[1], tokens[2] / 2, 5.0]  # ratios 3, 1, 2; none of an empty one
+    bound()(**batch, anchor_tokens=anchors, log_metric=log.__setitem__)
+    assert log["anchor_length_ratio"] == pytest.approx(2.0)
 
 
 def test_an_answer_cut_at_the_limit_is_clipped_and_keeps_its_last_token(bound, batch):
@@ -344,6 +380,8 @@ def test_a_trainer_logs_the_reward_under_the_name_of_the_method(tiny, tiny_folde
         ({"l0": [-1.0, "low", -1.0, -1.0]}, "rollout 1, key 'b': l0 must be a finite number"),
         ({"l1": [0.0, 0.0, 0.0, math.inf]}, "rollout 3, key 'd': l1 must be a finite number"),
         ({"anchor_r_ver": [0.5, 1.5, 1.0, 1.0]}, "rollout 1, key 'b': anchor_r_ver .* 1.5"),
+        ({"l1": [0.0, 0.0, 0.5, 0.0]}, "rollout 2, key 'c': l1 must be at most 0"),
+        ({"prompts": ["Name a drink."] * 4}, "rollout 0, key 'a': prompt must be a conversation"),
         ({"completions": [[], "x", "x", "x"]}, "rollout 0, key 'a': a completion without an ass"),
         ({"completion_ids": [[6732, 10**9], [1], [1], [1]]}, "token id 1000000000"),
     ],
@@ -396,6 +434,20 @@ def test_a_useless_option_is_refused_when_the_reward_is_made(options, message):
         CalifReward(**options)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"alpha": "0.1"}, "alpha must be a number, got '0.1'"),
+        ({"alpha": True}, "alpha must be a number, got True"),
+        ({"ceiling_margin": "1e-1"}, "ceiling_margin must be a number, got '1e-1'"),
+        ({"method": "if_rlvr", "alpha": "0.1"}, "alpha must be a number"),
+    ],
+)
+def test_a_number_that_is_none_is_refused_when_the_reward_is_made(options, message):
+    with pytest.raises(TypeError, match=message):
+        CalifReward(**options)
+
+
 class TestConfig:
     """Refused before any model is loaded."""
 
@@ -409,11 +461,24 @@ class TestConfig:
         [
             ({"sync_ref_model": True, "beta": 0.1}, "sync_ref_model=True moves the reference"),
             ({"temperature": 0.9}, "temperature=0.9"),
+            (
+                {"top_p": 0.95},
+                "top_p=0.95: rollouts must be drawn with top_p=1.0, as l0 and l1 are",
+            ),
+            ({"top_k": 20}, "top_k=20: rollouts must be drawn with top_k=0"),
+            ({"min_p": 0.05}, "min_p=0.05: rollouts must be drawn with min_p=None"),
+            ({"repetition_penalty": 1.1}, "repetition_penalty=1.1: rollouts must be"),
+            ({"generation_kwargs": {"top_p": 0.9}}, "generation_kwargs has top_p=0.9"),
         ],
     )
     def test_settings_that_would_make_the_bounds_wrong(self, changes, message):
         with pytest.raises(RewardError, match=message):
             check_config(self.config(**changes))
+
+    def test_plain_draws_are_accepted_however_they_are_said(self):
+        check_config(self.config())
+        check_config(self.config(top_p=1.0, top_k=None, min_p=0.0, repetition_penalty=1.0))
+        check_config(self.config(generation_kwargs={"top_k": 0, "max_time": 60.0}))
 
     def test_an_adapter_on_the_head(self):
         from peft import LoraConfig
@@ -432,6 +497,46 @@ class TestConfig:
             reward(**batch)
 
 
+THINKS_BY_DEFAULT = (
+    "{{ messages[0]['content'] }}|"
+    "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
+)
+
+
+class TestTemplate:
+    """Prompts have to be rendered for the mode that the reward is made for."""
+
+    @pytest.fixture
+    def bind(self, trainer, monkeypatch):
+        def bind(template: str, asked: bool | None, thinking: bool) -> None:
+            options = None if asked is None else {"enable_thinking": asked}
+            monkeypatch.setattr(trainer.processing_class, "chat_template", template)
+            monkeypatch.setattr(trainer.args, "chat_template_kwargs", options)
+            CalifReward(thinking=thinking).bind(trainer)
+
+        return bind
+
+    def test_a_template_that_thinks_by_default_has_to_be_told_not_to(self, bind):
+        with pytest.raises(RewardError, match=r'chat_template_kwargs=\{"enable_thinking": False\}'):
+            bind(THINKS_BY_DEFAULT, None, thinking=False)
+        bind(THINKS_BY_DEFAULT, False, thinking=False)
+        bind(THINKS_BY_DEFAULT, None, thinking=True)
+        bind(THINKS_BY_DEFAULT, True, thinking=True)
+
+    def test_a_template_that_does_not_think_by_default_has_to_be_told_to(self, bind):
+        template = "{{ messages[0]['content'] }}|{% if enable_thinking %}<think>{% endif %}"
+        with pytest.raises(RewardError, match=r'chat_template_kwargs=\{"enable_thinking": True\}'):
+            bind(template, None, thinking=True)
+        bind(template, None, thinking=False)
+
+    @pytest.mark.parametrize("asked", [None, False])
+    def test_a_template_that_always_opens_a_think_block(self, bind, asked):
+        template = "{{ messages[0]['content'] }}|<think>\n"
+        with pytest.raises(RewardError, match=r"opens a think block.*CalifReward\(thinking=True\)"):
+            bind(template, asked, thinking=False)
+        bind(template, None, thinking=True)
+
+
 class TestTrainingSet:
     """Refused when the reward is bound."""
 
@@ -439,9 +544,10 @@ class TestTrainingSet:
     def bind(self, trainer, monkeypatch):
         from datasets import Dataset
 
-        def bind(columns: dict) -> None:
+        def bind(columns: dict, evaluated=None, **options) -> None:
             monkeypatch.setattr(trainer, "train_dataset", Dataset.from_dict(columns))
-            CalifReward().bind(trainer)
+            monkeypatch.setattr(trainer, "eval_dataset", evaluated)
+            CalifReward(**options).bind(trainer)
 
         return bind
 
@@ -467,11 +573,77 @@ class TestTrainingSet:
             ({"constraints": [MANY_E, MANY_E, "[", MANY_E]}, "row 2 .*key 'prompt-2': constraints"),
             ({"request": ["a", "b", "c", ""]}, "row 3 .*'prompt-3': request must be text"),
             ({"l0": [-1.0, -math.inf, -1.0, -1.0]}, "row 1 .*'prompt-1': l0 .* -inf"),
+            (
+                {"l0": [-1.0, -1.0, 0.1, -1.0]},
+                "row 2 .*'prompt-2': l0 must be at most 0.*; got 0.1",
+            ),
+            ({"l1": [0.0, 2.5, 0.0, 0.0]}, "row 1 of the training set, .*: l1 must be at most 0"),
+            ({"prompt": ["Name a drink."] * 4}, "row 0 .*conversation.*got 'Name a drink.'"),
+            ({"prompt": [[]] * 4}, r"row 0 .*conversation.*got \[\]"),
         ],
     )
     def test_a_row_that_cannot_be_used(self, bind, changes, message):
         with pytest.raises(RewardError, match=message):
             bind(rows(**changes))
+
+    def test_an_end_of_an_interval_may_exceed_0(self, bind):
+        """Paper section 6: the mean of a side, plus the half-width on one side of the region."""
+        for method, wide, other in [("outer_region", "l1", "l0"), ("inner_region", "l0", "l1")]:
+            bind(rows(**{wide: [0.4, -1.0, -1.0, -1.0]}), method=method)
+            with pytest.raises(RewardError, match=f"{other} must be at most 0"):
+                bind(rows(**{other: [0.4, -1.0, -1.0, -1.0]}), method=method)
+
+    def test_fewer_rows_than_a_step_takes(self, bind):
+        """TRL would end after zero steps. A step has 4 rollouts, 2 a prompt."""
+        with pytest.raises(RewardError, match="has 1 rows, but a step takes 2 prompts"):
+            bind(rows(1))
+        bind(rows(2))
+
+    @pytest.mark.parametrize("named", [False, True])
+    def test_evaluation_sets_are_read_too(self, bind, named):
+        from datasets import Dataset
+
+        def evaluated(columns):
+            data = Dataset.from_dict(columns)
+            return {"easy": Dataset.from_dict(rows()), "hard": data} if named else data
+
+        where = "evaluation set hard" if named else "evaluation set"
+        with pytest.raises(RewardError, match=f"row 1 of the {where}, key 'prompt-1': request"):
+            bind(rows(), evaluated(rows(request=["a", "", "c", "d"])))
+        without = {name: values for name, values in rows().items() if name != "l1"}
+        with pytest.raises(RewardError, match="lacks the columns l1"):
+            bind(rows(), evaluated(without))
+        bind(rows(), evaluated(rows(1)))
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"l0": [-1.0] * 4, "l1": [-2.0] * 3 + [0.0]}, "3 of 4 rows have l0 > l1.*swapped"),
+            (
+                {"request": [turns[0]["content"] for turns in rows()["prompt"]]},
+                "every request is the same as its prompt",
+            ),
+            (
+                {
+                    "prompt": [
+                        [{"role": "system", "content": "Be brief."}, *turns]
+                        for turns in rows()["prompt"]
+                    ]
+                },
+                "4 prompts have a system turn",
+            ),
+        ],
+    )
+    def test_likely_mistakes_are_warned_about(self, bind, changes, message):
+        with pytest.warns(UserWarning, match=f"training set: {message}") as caught:
+            bind(rows(**changes))
+        assert [Path(w.filename).name for w in caught] == ["test_trl_reward.py"], "where bind is"
+
+    def test_usual_data_raise_no_warning(self, bind, recwarn):
+        prompts = rows()["prompt"]
+        some = [prompts[0][0]["content"], "b", "c", "d"]
+        bind(rows(request=some, l0=[-1.0] * 4, l1=[-2.0, -2.0, 0.0, 0.0]))
+        assert not recwarn.list
 
     def test_rows_of_a_stream_are_checked_when_they_are_scored(self, trainer, batch, monkeypatch):
         from datasets import IterableDataset
