@@ -190,7 +190,11 @@ def run(
         from peft import LoraConfig
 
         peft_config = LoraConfig(r=arguments.lora, target_modules="all-linear")
-    calif = CalifReward(alpha=0.1, tokens_per_pass=arguments.tokens_per_pass)
+    calif = CalifReward(
+        alpha=0.1,
+        score_unpaid=not arguments.paid_only,
+        tokens_per_pass=arguments.tokens_per_pass,
+    )
     switch, clocks = Switch(calif), (Clock(wall), Clock(time.process_time))
     rows = make_rows(pairs, arguments.prompts, arguments.seed)
     # Loads what the verifiers load at their first call.
@@ -262,6 +266,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=48, help="limit of a rollout")
     parser.add_argument("--micro-batch", type=int, help="rollouts a forward; default: a prompt's")
     parser.add_argument("--tokens-per-pass", type=int, default=2048, help="of the x pass")
+    parser.add_argument(
+        "--paid-only",
+        action="store_true",
+        help="score no rollouts with r_ver = 0",
+    )
     parser.add_argument("--lora", type=int, help="rank of LoRA adapters; default: all weights")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args(arguments)

@@ -2,7 +2,8 @@
 
 The method's own authors found a list of weaknesses in their anchors, F1 to F16 here. Each becomes a
 line: measured from the table of bounds, or, where it needs rollouts, a pointer to the training log.
-Pure functions of the table of `califkit.anchor_table` and the prompts; nothing is drawn or scored.
+Pure functions of the table of `califkit.anchor_table`, the prompts and, if there are extra draws,
+the table of `califkit.anchor_probe`; nothing is drawn or scored.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ from califkit.data import Instance
 from califkit.metrics import nan_mean
 from califkit.rewards import zones
 
-ONE_DRAW = "not measured, because one draw a side"
+ONE_DRAW = (
+    "not measured, because one draw a side; `califkit anchors report --probe N` draws more for N "
+    "prompts"
+)
 IN_TRAINING = "not measured here: it needs rollouts, see the training log"
 COLUMNS = ["finding", "what", "value", "n", "comment"]
 
@@ -36,7 +40,9 @@ class Health:
     details: dict[str, pd.DataFrame]
 
 
-def health_report(table: pd.DataFrame, instances: Sequence[Instance]) -> Health:
+def health_report(
+    table: pd.DataFrame, instances: Sequence[Instance], probe: pd.DataFrame | None = None
+) -> Health:
     """Everything that can be said of a table of bounds.
 
     Parameters
@@ -46,6 +52,9 @@ def health_report(table: pd.DataFrame, instances: Sequence[Instance]) -> Health:
     instances
         The training prompts. `AnchorError` if one of them has no bounds, or those of another
         request.
+    probe
+        Extra draws for some of these prompts (`califkit.anchor_probe.read_probe`). Then they alone
+        tell how draws of a prompt differ (persistence in F1, spread in F7, and F11 and F16).
 
     Returns
     -------
@@ -61,16 +70,17 @@ def health_report(table: pd.DataFrame, instances: Sequence[Instance]) -> Health:
         "family": compliance_by_family(table, instances),
         "missing": missing_prompts(table),
     }
+    repeated = table if probe is None else _with_probe(table, probe)
     lines = [
-        *_reversal(table, details["length_ratio"]),
+        *_reversal(table, repeated, details["length_ratio"]),
         *_length(table),
         *_zeroing(table),
         *_compliance(table),
-        *_spread(table),
+        *_spread(table, repeated),
         *_defects(table),
         *_coverage(table),
         *_conditions(table, instances),
-        *_replay(table),
+        *_replay(repeated, _n_draws(table)),
     ]
     order = sorted(lines, key=lambda line: int(line[0][1:]))
     return Health(pd.DataFrame(order, columns=COLUMNS), details)
@@ -220,6 +230,16 @@ def _n_draws(table: pd.DataFrame) -> int:
     return per_draw(table, "constrained_l").shape[1]
 
 
+def _with_probe(table: pd.DataFrame, probe: pd.DataFrame) -> pd.DataFrame:
+    """The probed prompts with the draws behind their bounds and the extra ones after them; ``l0``
+    and ``l1`` stay those of the table."""
+    joined = table.set_index("key").loc[probe["key"]].reset_index()
+    for side in SIDES:
+        for column in (f"{side}_l", f"{side}_r_ver_each"):
+            joined[column] = list(np.hstack([per_draw(joined, column), per_draw(probe, column)]))
+    return joined
+
+
 def _reversed_each(table: pd.DataFrame) -> np.ndarray:
     """Whether draw j of the two sides is reversed, (prompts, draws); complete prompts only."""
     l0, l1 = (per_draw(table, f"{side}_l") for side in SIDES)
@@ -227,7 +247,7 @@ def _reversed_each(table: pd.DataFrame) -> np.ndarray:
     return (l0 > l1)[complete]
 
 
-def _reversal(table: pd.DataFrame, octiles: pd.DataFrame) -> list[Line]:
+def _reversal(table: pd.DataFrame, repeated: pd.DataFrame, octiles: pd.DataFrame) -> list[Line]:
     known = _bounded(table)
     reverse = _is_reversed(known)
     longer = (known["constrained_tokens"] > known["natural_tokens"]).to_numpy()
@@ -237,18 +257,24 @@ def _reversal(table: pd.DataFrame, octiles: pd.DataFrame) -> list[Line]:
         _share("F1", "reversed bounds without degenerate prompts", reverse[sound]),
     ]
     what = [
-        "reversed in draw 2 where draw 1 is",
-        "reversed in draw 2 where draw 1 is not",
+        "reversed in a further draw where draw 1 is",
+        "reversed in a further draw where draw 1 is not",
         "reversed in at least one draw",
         "reversed in every draw",
     ]
-    if _n_draws(table) == 1:
+    if _n_draws(repeated) == 1:
         lines += [_unmeasured("F1", line, ONE_DRAW) for line in what]
     else:
-        each = _reversed_each(table)
-        first, second = each[:, 0], each[:, 1]
-        masks = (second[first], second[~first], each.any(axis=1), each.all(axis=1))
-        notes = ("equal to the next line would be pure chance", "", "", "")
+        each = _reversed_each(repeated)
+        first, further = each[:, 0], each[:, 1:]
+        masks = (
+            further[first].ravel(),
+            further[~first].ravel(),
+            each.any(axis=1),
+            each.all(axis=1),
+        )
+        of = f"of {each.shape[1]} draws"
+        notes = ("equal to the next line would be pure chance", "", of, of)
         lines += [_share("F1", *line) for line in zip(what, masks, notes, strict=True)]
     what = "reversed bounds in the {} octile of length ratio"
     if len(octiles):
@@ -292,8 +318,11 @@ def _zeroing(table: pd.DataFrame) -> list[Line]:
     compliant = (per_draw(known, "constrained_r_ver_each") == 1) & ~np.isnan(l)
     zeroed = l > known["l1"].to_numpy()[:, None]
     what = "the reference's own compliant constrained answers that would be zeroed"
+    note = "answers with r_ver = 1 and l > l1"
+    if _n_draws(table) == 1:
+        note += "; circular with one draw, whose l is l0: see F16"
     return [
-        _share("F4", what, zeroed[compliant], "answers with r_ver = 1 and l > l1"),
+        _share("F4", what, zeroed[compliant], note),
         _unmeasured("F5", "sign flips by group normalisation", IN_TRAINING),
     ]
 
@@ -311,7 +340,7 @@ def _compliance(table: pd.DataFrame) -> list[Line]:
     ]
 
 
-def _spread(table: pd.DataFrame) -> list[Line]:
+def _spread(table: pd.DataFrame, repeated: pd.DataFrame) -> list[Line]:
     width = (_bounded(table)["l1"] - _bounded(table)["l0"]).to_numpy()
     n = len(width)
     middle, low = (float(np.quantile(width, q)) if n else np.nan for q in (0.5, 0.05))
@@ -321,10 +350,10 @@ def _spread(table: pd.DataFrame) -> list[Line]:
     ]
     for side in SIDES:
         what = f"spread over draws, median of the prompts' standard deviations, {side}"
-        if _n_draws(table) == 1:
+        if _n_draws(repeated) == 1:
             lines += [_unmeasured("F7", what, ONE_DRAW)]
             continue
-        l = per_draw(table, f"{side}_l")  # noqa: E741
+        l = per_draw(repeated, f"{side}_l")  # noqa: E741
         std = l[~np.isnan(l).any(axis=1)].std(axis=1, ddof=1)
         spread = float(np.median(std)) if std.size else np.nan
         note = f"{spread / middle:.2f} of the median width" if n and middle > 0 else ""
@@ -405,30 +434,42 @@ def _conditions(table: pd.DataFrame, instances: Sequence[Instance]) -> list[Line
     return lines
 
 
-def _replay(table: pd.DataFrame) -> list[Line]:
-    """Draw 2 of the constrained side as a rollout, draw 1 as the anchors: the policy at step 0."""
+def _replay(repeated: pd.DataFrame, behind_bounds: int) -> list[Line]:
+    """Constrained draws as rollouts of the policy at step 0, against bounds they had no part in.
+
+    With a probe these are the extra draws and the bounds that training uses (``behind_bounds`` is
+    the number of draws behind them), without one draws 2 and on and the bounds of draw 1.
+    """
     what = {
-        "position": "position (l1 - l) / (l1 - l0) of draw 2 in the region of draw 1, median",
-        "zeroed": "draw 2 zeroed by the bounds of draw 1, of those with r_ver > 0",
-        "bonus": "draw 2 inside the region of draw 1, of those with r_ver > 0",
+        "position": "position (l1 - l) / (l1 - l0) of a further constrained draw, median",
+        "zeroed": "further constrained draws that would be zeroed, of those with r_ver > 0",
+        "bonus": "further constrained draws inside the region, of those with r_ver > 0",
     }
-    if _n_draws(table) == 1:
+    draws = _n_draws(repeated)
+    if draws == 1:
         return [
             _unmeasured("F11", what["position"], ONE_DRAW),
             _unmeasured("F16", what["zeroed"], ONE_DRAW),
             _unmeasured("F16", what["bonus"], ONE_DRAW),
         ]
-    l0, l1 = (per_draw(table, f"{side}_l")[:, 0] for side in SIDES)
-    l = per_draw(table, "constrained_l")[:, 1]  # noqa: E741
+    if probed := draws > behind_bounds:
+        l0, l1 = (repeated[bound].to_numpy()[:, None] for bound in ("l0", "l1"))
+    else:
+        l0, l1 = (per_draw(repeated, f"{side}_l")[:, :1] for side in SIDES)
+    first = behind_bounds if probed else 1
+    l = per_draw(repeated, "constrained_l")[:, first:]  # noqa: E741
+    l, l0, l1 = np.broadcast_arrays(l, l0, l1)  # noqa: E741
     usable = ~np.isnan(l0 + l1 + l)
     region = usable & (l0 < l1)
     position = (l1[region] - l[region]) / (l1[region] - l0[region])
     where = zones(l, l0, l1)
-    paid = usable & (per_draw(table, "constrained_r_ver_each")[:, 1] > 0)
+    paid = usable & (per_draw(repeated, "constrained_r_ver_each")[:, first:] > 0)
     middle = float(np.median(position)) if position.size else np.nan
+    origin = f"probe of {len(repeated)} prompts" if probed else "bounds of draw 1"
     note = "0 at l1, 1 at l0; below 0.5 at step 0 is close to the ceiling"
+    expected = f"expected at step 0; {origin}"
     return [
-        ("F11", what["position"], middle, position.size, note),
-        _share("F16", what["zeroed"], (l > l1)[paid], "expected at step 0"),
-        _share("F16", what["bonus"], (where == "inside")[paid], "expected at step 0"),
+        ("F11", what["position"], middle, position.size, f"{note}; {origin}"),
+        _share("F16", what["zeroed"], (l > l1)[paid], expected),
+        _share("F16", what["bonus"], (where == "inside")[paid], expected),
     ]

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from califkit.data import DataError
+from califkit.runs import whole_lines
 
 Shard = tuple[int, int]
 """Index and count: shard (1, 4) takes the units 1, 5, 9, ..."""
@@ -95,15 +96,12 @@ def cut_torn_end(path: Path, sizes: Sequence[int]) -> None:
 
 def _rows(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
     """Rows and their lengths in bytes, up to a torn last line."""
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.endswith(b"\n"):
-                return
-            try:
-                row = json.loads(line)
-            except ValueError as error:
-                raise AnchorError(f"{path}, line {number}: not JSON: {error}") from error
-            yield row, len(line)
+    for number, line in enumerate(whole_lines(path), start=1):
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise AnchorError(f"{path}, line {number}: not JSON: {error}") from error
+        yield row, len(line)
 
 
 def defect(answer: str, n_tokens: int) -> str:

@@ -7,13 +7,15 @@ interval (`bounds_for`). An empty answer is drawn again a few times; if it stays
 missing, and that is counted. Verifier and l see the answer behind the reasoning (section 2.5).
 
 The answers are kept as rows on disk (`califkit.anchor_rows`), the bounds in one table that says how
-they were measured (`califkit.anchor_table`). `califkit.anchor_report` tells whether they are sound.
+they were measured (`califkit.anchor_table`). `califkit.anchor_report` tells whether they are sound,
+with the help of extra draws (`califkit.anchor_probe`).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,11 +48,18 @@ from califkit.data import Instance, Loaded
 from califkit.generate import Response, batches, check_engine, load_engine, progress, unit_seed
 from califkit.likelihood import ReferenceScorer
 from califkit.metrics import none_if_nan
-from califkit.models import load_model, resolve
+from califkit.models import load_model, load_tokenizer, resolve
 from califkit.params import AnchorSettings, AnchorStage, Execution
 from califkit.prompts import training_prompts
 from califkit.reasoning import final_answer
-from califkit.runs import RowLog, Run, open_run, versions
+from califkit.runs import (
+    RowLog,
+    Run,
+    check_writable,
+    explaining_full_disk,
+    open_run,
+    versions,
+)
 from califkit.verifiers import verify_all
 
 __all__ = [
@@ -67,8 +76,14 @@ __all__ = [
 ]
 
 
+BYTES_PER_TOKEN = 12
+"""Of a row of an answer: a token's number, and its characters as response and as answer."""
+BYTES_PER_ROW = 500
+"""All the rest of such a row."""
+
+
 @dataclass(frozen=True)
-class _Draw:
+class Draw:
     """One answer to make: the prompt as sent depends on the side."""
 
     instance: Instance
@@ -92,7 +107,13 @@ def compute_anchors(
     Several shards may run at the same time, each with its own index and the same count; any
     sharding gives the same table. The shard that finds all units done merges them and completes
     the run. The others return before: their run is not complete yet. A second process with the
-    same shard waits for the first.
+    same shard waits for the first. No model is loaded where all answers are there.
+
+    Raises
+    ------
+    StorageError
+        If the folder cannot be written, the disk has no room for the answers that are missing, or
+        it fills up all the same.
     """
     started = time.monotonic()
     run = open_run(profile, stage)
@@ -101,17 +122,15 @@ def compute_anchors(
     name = shard_name(shard)
     check_engine(stage.engine)
     loaded = training_prompts(stage.data)
-    units = batches(
-        _draws(loaded.instances, stage.anchors.draws), stage.anchors.sampling.batch_size
-    )
+    units = draw_units(loaded.instances, stage.anchors.draws, stage.anchors.sampling.batch_size)
     sizes = [len(unit) for unit in units]
-    run.folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(run.folder / f".{name}.lock"):
+    check_writable(run.folder)
+    with explaining_full_disk(run.folder), FileLock(run.folder / f".{name}.lock"):
         if run.is_complete:
             return run
         run.pin_data(loaded.sha256)
         cut_torn_end(run.folder / name, sizes)
-        scorer = _run_shard(RowLog(run.folder / name), units, stage, execution, shard)
+        _run_shard(RowLog(run.folder / name), units, stage, execution, shard)
         done = done_units(run.folder, sizes)
         if len(done) < len(units):
             print(
@@ -122,50 +141,80 @@ def compute_anchors(
             return run
         with run.computing() as needed:
             if needed:
-                _merge(run, loaded, scorer, started)
+                _merge(run, loaded, started)
     return run
 
 
-def _draws(instances: Sequence[Instance], draws: int) -> list[_Draw]:
-    """All answers to make. Prompts of like length share a batch, which saves padding."""
-    wanted = [_Draw(i, side, n) for i in instances for side in SIDES for n in range(draws)]
-    return sorted(wanted, key=lambda d: (len(d.prompt), d.instance.key, d.side, d.number))
+def draw_units(instances: Sequence[Instance], draws: int, size: int) -> list[Sequence[Draw]]:
+    """All answers to make, in batches. Prompts of like length share one, which saves padding."""
+    wanted = [Draw(i, side, n) for i in instances for side in SIDES for n in range(draws)]
+    wanted.sort(key=lambda d: (len(d.prompt), d.instance.key, d.side, d.number))
+    return batches(wanted, size)
+
+
+def bytes_needed(stage: AnchorStage, answers: int) -> int:
+    """What the rows of so many answers take at most, each as long as the token limit allows."""
+    return answers * (stage.anchors.sampling.max_tokens * BYTES_PER_TOKEN + BYTES_PER_ROW)
 
 
 def _run_shard(
     log: RowLog,
-    units: Sequence[Sequence[_Draw]],
+    units: Sequence[Sequence[Draw]],
     stage: AnchorStage,
     execution: Execution,
     shard: Shard,
-) -> ReferenceScorer:
-    """Append the rows of the shard's units that no file holds yet; returns the scorer."""
+) -> None:
+    """Append the rows of the shard's units that no file holds yet."""
     index, count = shard
-    engine = load_engine(stage.model, stage.engine, stage.thinking)
-    # vLLM keeps its weights to itself, so the scorer brings its own.
-    model = load_model(resolve(stage.model)) if stage.engine == "vllm" else engine.model
-    scorer = ReferenceScorer(model, engine.tokenizer, execution.tokens_per_pass)
-    done = done_units(log.path.parent, [len(unit) for unit in units])
+    sizes = [len(unit) for unit in units]
+    done = done_units(log.path.parent, sizes)
     own = range(index, len(units), count)
     todo = [number for number in own if number not in done]
     label = "anchors" if count == 1 else f"anchors {index} of {count}"
     ready = len(own) - len(todo)
     if ready:
         print(f"{label}: {ready} of {len(own)} batches are there, continuing", flush=True)
-    for number in progress(todo, label, len(own), ready):
-        unit = units[number]
-        responses, tries = _draw_until_answered(engine, unit, stage.anchors, number)
-        scores = scorer.score(
-            [draw.instance.request for draw in unit], [r.answer.token_ids for r in responses]
-        )
-        log.append(
-            _row(number, draw, response, score, count)
-            for draw, response, score, count in zip(unit, responses, scores, tries, strict=True)
-        )
-    return scorer
+    if not todo:
+        return
+    # Of all shards: they share the disk.
+    missing = sum(size for number, size in enumerate(sizes) if number not in done)
+    check_writable(log.path.parent, bytes_needed(stage, missing))
+    with drawing(stage, execution) as (engine, scorer):
+        for number in progress(todo, label, len(own), ready):
+            log.append(draw_and_score(engine, scorer, number, units[number], stage.anchors))
 
 
-def _row(unit: int, draw: _Draw, response: Response, score: float, tries: int) -> dict[str, Any]:
+@contextmanager
+def drawing(stage: AnchorStage, execution: Execution) -> Iterator[tuple[Any, ReferenceScorer]]:
+    """Engine and scorer of the reference. vLLM gives its memory back at the end: training starts
+    engines of its own."""
+    with closing(load_engine(stage.model, stage.engine, stage.thinking)) as engine:
+        # vLLM keeps its weights to itself, so the scorer brings its own.
+        model = load_model(resolve(stage.model)) if stage.engine == "vllm" else engine.model
+        yield engine, ReferenceScorer(model, engine.tokenizer, execution.tokens_per_pass)
+
+
+def draw_and_score(
+    engine: Any,
+    scorer: ReferenceScorer,
+    number: int,
+    unit: Sequence[Draw],
+    settings: AnchorSettings,
+    stream: Sequence[int] = (),
+) -> list[dict[str, Any]]:
+    """The rows of a unit; ``stream`` continues the seed and keeps other draws of the same prompts
+    apart."""
+    responses, tries = _draw_until_answered(engine, unit, settings, number, stream)
+    scores = scorer.score(
+        [draw.instance.request for draw in unit], [r.answer.token_ids for r in responses]
+    )
+    return [
+        _row(number, draw, response, score, count)
+        for draw, response, score, count in zip(unit, responses, scores, tries, strict=True)
+    ]
+
+
+def _row(unit: int, draw: Draw, response: Response, score: float, tries: int) -> dict[str, Any]:
     followed = verify_all(draw.instance.constraints, response.answer.text)
     return {
         "unit": unit,
@@ -186,7 +235,11 @@ def _row(unit: int, draw: _Draw, response: Response, score: float, tries: int) -
 
 
 def _draw_until_answered(
-    engine: Any, unit: Sequence[_Draw], settings: AnchorSettings, number: int
+    engine: Any,
+    unit: Sequence[Draw],
+    settings: AnchorSettings,
+    number: int,
+    stream: Sequence[int],
 ) -> tuple[list[Response], list[int]]:
     """Draw a batch, then draw again what came out empty, each try from its own seed."""
     responses: list[Response] = []
@@ -198,7 +251,7 @@ def _draw_until_answered(
         drawn = engine.generate(
             [unit[i].prompt for i in todo],
             settings.sampling,
-            unit_seed(settings.seed, number, attempt),
+            unit_seed(settings.seed, number, attempt, *stream),
         )
         if not responses:
             responses = list(drawn)
@@ -209,13 +262,14 @@ def _draw_until_answered(
     return responses, tries
 
 
-def _merge(run: Run, loaded: Loaded, scorer: ReferenceScorer, started: float) -> None:
+def _merge(run: Run, loaded: Loaded, started: float) -> None:
     """Write the table of all units and declare the run complete."""
     stage = run.stage
     table = anchor_table(loaded.instances, read_draws(run.folder), stage.anchors.draws)
-    facts = anchor_metadata(stage, loaded.sha256, scorer.tokenizer)
-    dtype = str(scorer.model.dtype).removeprefix("torch.")
-    write_anchors(table, run.folder / ANCHORS, facts | {"dtype": dtype, "versions": versions()})
+    facts = anchor_metadata(stage, loaded.sha256, load_tokenizer(resolve(stage.model)))
+    # The weights are float32 wherever a model is loaded (`califkit.models.load_model`).
+    facts |= {"dtype": "float32", "versions": versions()}
+    write_anchors(table, run.folder / ANCHORS, facts)
     run.finish(
         started,
         rows=len(table),

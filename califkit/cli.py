@@ -18,7 +18,7 @@ from califkit import cli_audit, cli_score, cli_verify
 from califkit.data import DataError
 from califkit.judges import JudgeError
 from califkit.models import ModelError
-from califkit.params import Params, ParamsError, load_params
+from califkit.params import Params, ParamsError, Settings, load_params
 from califkit.rubrics import RubricError
 from califkit.runs import StaleRunError, StorageError
 from califkit.verifiers import ConstraintError
@@ -98,11 +98,22 @@ def anchors_report(
     out: Annotated[
         Path | None, typer.Option(help="Folder for the report as CSV and Markdown.")
     ] = None,
+    probe: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="First draw 3 more answers a side for N prompts, which measures what one draw "
+            "cannot tell. Bounds stay as they are; later reports use the draws too.",
+        ),
+    ] = None,
     override: Override = [],  # noqa: B006
 ) -> None:
     """Are the anchors healthy? Reversed bounds, lengths, loops, coverage and what follows."""
+    from califkit.anchor_probe import draw_probe, read_probe
     from califkit.anchor_report import health_report
     from califkit.anchors import load_anchors
+    from califkit.generate import EngineError
     from califkit.plots import write_table
     from califkit.prompts import training_prompts
     from califkit.runs import open_run
@@ -110,12 +121,18 @@ def anchors_report(
     params = _params(profile, override)
     if out is not None and out.exists() and not out.is_dir():
         raise Unusable(f"{out}: is not a folder")
-    table = load_anchors(open_run(params.profile, params.settings.anchor_stage()))
+    run = open_run(params.profile, params.settings.anchor_stage())
+    table = load_anchors(run)
     try:
         instances = training_prompts(params.settings.data).instances
     except ValueError as error:  # of the loaders and of the composer
         raise Unusable(f"settings.data: {error}") from error
-    health = health_report(table, instances)
+    if probe is not None:
+        try:
+            draw_probe(run, instances, params.settings.execution, probe)
+        except EngineError as error:
+            raise Unusable(f"settings.{error}") from error
+    health = health_report(table, instances, read_probe(run, instances))
     tables = {"health": health.summary} | health.details
     for name, detail in tables.items():
         text = detail.to_string(index=False, float_format="{:.3f}".format, na_rep="")
@@ -416,15 +433,21 @@ def _params(profile: str, override: list[str]) -> Params:
 
 def _check_inputs(params: Params, stages: list[Any]) -> None:
     """Meet unusable settings here; inside a job they would end as failed work (exit code 1)."""
-    from califkit.generate import EngineError, check_engine
-    from califkit.models import resolve
-    from califkit.prompts import benchmark_prompts, training_prompts
+    from califkit.dispatch import check_stages
     from califkit.runs import open_run
 
     kinds = {stage.kind for stage in stages if not open_run(params.profile, stage).is_complete}
-    if not kinds:
-        return
-    settings = params.settings
+    if kinds:
+        _check_what_they_need(params.settings, kinds)
+    check_stages(params.profile, stages, params.settings.execution)
+
+
+def _check_what_they_need(settings: Settings, kinds: set[str]) -> None:
+    """Engine, prompts and model, as far as stages of these kinds take them."""
+    from califkit.generate import EngineError, check_engine
+    from califkit.models import resolve
+    from califkit.prompts import benchmark_prompts, training_prompts
+
     try:
         check_engine(settings.engine)
     except EngineError as error:

@@ -29,6 +29,7 @@ import submitit
 from filelock import FileLock
 from submitit.helpers import Checkpointable
 
+from califkit.checkpoints import check_processes
 from califkit.machine import (
     cores,
     end_with_parent,
@@ -39,7 +40,9 @@ from califkit.machine import (
     workers,
 )
 from califkit.params import Execution, Params, ParamsError, Stage
+from califkit.prompts import check_unchanged
 from califkit.runs import Run, open_run, own_run, write_json
+from califkit.training_checks import check_settings, check_thinking
 
 JOB = "job.json"
 
@@ -88,7 +91,11 @@ class Job:
 
 
 def run_stage(profile: str, stage: Stage, execution: Execution) -> Run:
-    """Compute a stage (and what it needs) in this process; a complete one is only opened."""
+    """Compute a stage (and what it needs) in this process; a complete one is only opened.
+
+    Raises what `check_stages` does.
+    """
+    check_stages(profile, [stage], execution)
     run = open_run(profile, stage)
     return run if run.is_complete else compute(profile, stage, execution)
 
@@ -215,6 +222,38 @@ def missing_runs(profile: str, stages: Sequence[Stage]) -> list[Run]:
     return list(found.values())
 
 
+def check_stages(profile: str, stages: Sequence[Stage], execution: Execution) -> None:
+    """Refuse stages that cannot be computed, or opened, as they are asked for; nothing is started.
+
+    Raises
+    ------
+    ParamsError
+        If anchors or a training run, among them or needed by them, have settings that cannot work.
+        The anchors, which come before training, may take a day.
+    StaleRunError
+        If one of them or of what they are made of is complete, but its file of prompts holds other
+        rows by now; or if an unfinished training run was begun with another number of processes.
+    """
+    for stage in stages:
+        for part in _parts(stage):
+            check_unchanged(open_run(profile, part))
+    here = execution.cluster == "local"
+    for run in missing_runs(profile, stages):
+        if run.stage.kind == "anchors" and run.stage.thinking:
+            check_thinking(run.stage.model)
+        if run.stage.kind == "training" and not _find_job(run):
+            check_settings(run.stage, execution, execution.processes, trains_here=here)
+            check_processes(run.folder, execution.processes)
+
+
+def _parts(stage: Stage) -> Iterator[Stage]:
+    """A stage and all those that its description names."""
+    yield stage
+    for _, value in stage:
+        if isinstance(value, Stage):
+            yield from _parts(value)
+
+
 def _needs(profile: str, stage: Stage) -> list[Run]:
     """The runs that a stage takes its input from. Responses are drawn in the job of the stage that
     scores or judges them."""
@@ -239,7 +278,9 @@ def submit(profile: str, stages: Sequence[Stage], execution: Execution) -> list[
     Local jobs are separate processes that share the cores of the machine evenly; `compute_all`
     starts no more of them at a time than `workers` allows. A stage whose job is still alive,
     perhaps from an earlier notebook session, is found again instead of being started twice.
+    Raises what `check_stages` does, before any job starts.
     """
+    check_stages(profile, stages, execution)
     runs = [open_run(profile, stage) for stage in stages]
     count = sum(not run.is_complete for run in runs)
     return [
@@ -278,8 +319,11 @@ def compute_all(
     JobError
         If a job ends without completing its stage.
     ParamsError
-        If one local job asks for more GPUs than there are.
+        If one local job asks for more GPUs than there are, or as `check_stages` says.
+    StaleRunError
+        As `check_stages` says.
     """
+    check_stages(profile, stages, execution)
     waiting = missing_runs(profile, stages)
     local = execution.cluster == "local"
     gpus = gpus_of_machine() if local else ()

@@ -155,7 +155,7 @@ def reward_rule(
         raise ValueError(f"method {method!r} does not use {', '.join(named)}")
     if method in JUDGE_METHODS:
         return JudgeRule(method, alpha, judge, tau)
-    return RewardRule(method, None if method == "if_rlvr" else alpha, **options)
+    return RewardRule(method, None if method in ("if_rlvr", "no_lower_dev") else alpha, **options)
 
 
 def judge_statistics(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:

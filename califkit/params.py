@@ -66,7 +66,8 @@ class DataSettings(Frozen):
 
     ``source`` is ``composer`` (prompts composed from the requests shipped with the package),
     ``hub:<name>`` (for instance ``hub:allenai/IF_multi_constraints_upto5``) or the path of a JSONL
-    file in the hub's layout. ``constraint_ids`` restricts the composer to these ids.
+    file in the hub's layout. ``constraint_ids`` restricts the composer to these ids; like the
+    numbers of constraints it is refused with another source, which it would not change.
     """
 
     source: str = "composer"
@@ -84,6 +85,19 @@ class DataSettings(Frozen):
                 f"min_constraints ({self.min_constraints}) exceeds "
                 f"max_constraints ({self.max_constraints})"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _only_the_composer_composes(self) -> DataSettings:
+        if self.source == "composer":
+            return self
+        for name in ("constraint_ids", "min_constraints", "max_constraints"):
+            value, default = getattr(self, name), type(self).model_fields[name].default
+            if value != default:
+                raise ValueError(
+                    f"{name} = {value!r} is for source = composer and does nothing with "
+                    f"source = {self.source}; set it to {'null' if default is None else default}"
+                )
         return self
 
 
@@ -110,14 +124,19 @@ class RewardOptions(Frozen):
     """Departures from the paper's rule that its authors' own findings suggest; all off by default.
 
     ``reversed_bounds = keep`` pays r_ver wherever l0 > l1, also above l1. ``ceiling_margin`` (nats)
-    zeroes only above l1 + margin and lets the bonus region reach up to there.
+    zeroes only above l1 + margin and lets the bonus region reach up to there; 0 is the same as off.
     ``bonus_requires_compliant_anchor`` pays no bonus where the constrained anchor violates its own
     constraints.
     """
 
     reversed_bounds: Literal["keep"] | None = None
-    ceiling_margin: Positive | None = None
+    ceiling_margin: Annotated[float, Field(ge=0)] | None = None
     bonus_requires_compliant_anchor: bool = False
+
+    @field_validator("ceiling_margin")
+    @classmethod
+    def _no_margin_is_off(cls, value: float | None) -> float | None:
+        return value or None  # so that 0 in a sweep has the hash of the paper's rule
 
 
 class LoraSettings(Frozen):
@@ -345,7 +364,11 @@ Stage = (
 
 
 class Execution(Frozen):
-    """How the work is carried out; nothing here changes what comes out, so it is not hashed.
+    """How the work is carried out; nothing here changes what is asked for, so it is not hashed.
+
+    The number of ``processes`` does change the rollouts of a training run, as chance and other
+    machines do: each process draws from a seed of its own. So it is noted in the run, which cannot
+    be continued with another number.
 
     ``judges`` says how each judge that the settings name is reached. ``processes`` is their number
     in one job (ranks of a training run, shards of anchors), ``workers`` the number of local jobs
@@ -491,7 +514,7 @@ class Settings(Frozen):
         return TrainStage(
             method=method,
             seed=seed,
-            alpha=None if method == "if_rlvr" else self.alpha,
+            alpha=None if method in ("if_rlvr", "no_lower_dev") else self.alpha,
             reward=self.reward if method in ("calif", *REGION_METHODS) else None,
             judge=self._judge(getattr(self, method)) if judged else None,
             tau=self.tau if judged else None,
@@ -658,7 +681,10 @@ def _explain(source: str, error: ValidationError) -> str:
         key = ".".join(map(str, problem["loc"])) or "file"
         unknown = problem["type"] == "extra_forbidden"
         what = "unknown key" if unknown else problem["msg"].removeprefix("Value error, ")
-        lines.append(f"{source}: {key}: {what} (got {_short(problem['input'])})")
+        # A check of several keys names those that contradict each other; the input is all of them.
+        whole = problem["type"] == "value_error" and isinstance(problem["input"], dict)
+        got = "" if whole else f" (got {_short(problem['input'])})"
+        lines.append(f"{source}: {key}: {what}{got}")
     return "\n".join(lines)
 
 

@@ -6,11 +6,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from califkit import composer, data, rubrics
 from califkit.params import DataSettings, ResponseSettings
 from califkit.rubrics import BENCHMARKS, Benchmark, RubricError
+from califkit.runs import Run, StaleRunError
 from califkit.verifiers.registry import spec
 
 
@@ -53,6 +56,43 @@ def benchmark_prompts(settings: ResponseSettings) -> data.Loaded:
     pool = [i for i in loaded.instances if not any(spec(c.id).needs for c in i.constraints)]
     chosen = data.select(pool, settings.n_prompts, settings.prompt_seed)
     return replace(loaded, instances=chosen)
+
+
+def check_unchanged(run: Run) -> None:
+    """Refuse a complete run of anchors, training or generation whose file of prompts was replaced.
+
+    The hash of a run covers the name of the file and not its rows. Nothing is compared where the
+    file is gone, or the prompts came from the hub: pin a revision there.
+
+    Raises
+    ------
+    StaleRunError
+        Naming the folder and the file.
+    """
+    match run.stage.kind:
+        case "anchors":
+            name = run.stage.data.source
+        case "training":
+            name = run.stage.anchors.data.source
+        case "generation":
+            name = run.stage.evaluation.benchmark
+        case _:
+            return  # made of these
+    path = Path(name).absolute()
+    if name in ("composer", "ifbench") or not run.is_complete or not path.is_file():
+        return
+    known, status = run.manifest()["data_sha256"], path.stat()
+    if known != _file_sha256(path, status.st_mtime_ns, status.st_size):
+        raise StaleRunError(
+            f"{run.folder}: was computed from other prompts than {name} holds now; delete the "
+            "folder to compute it again"
+        )
+
+
+@lru_cache
+def _file_sha256(path: Path, mtime_ns: int, size: int) -> str:
+    """Read once for all the stages that use one file."""
+    return data.load_jsonl(path, on_error="quarantine").sha256
 
 
 def is_rubric(benchmark: str) -> bool:

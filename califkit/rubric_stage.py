@@ -24,7 +24,7 @@ from califkit.params import Execution, GenerateStage, RubricStage
 from califkit.prompts import rubric_items
 from califkit.quality import judge_cache
 from califkit.rubrics import Reply, Request, Unreadable, judge_responses
-from califkit.rubrics.judge_text import final_answer
+from califkit.rubrics.judge_text import without_reasoning
 from califkit.runs import RowLog, Run, open_run
 
 RUBRICS = "rubrics.jsonl"
@@ -123,7 +123,7 @@ def _question(request: Request) -> Question:
 def _reader(request: Request) -> Callable[[str], Any]:
     def read(text: str) -> Any:
         try:
-            return request.read(final_answer(text))
+            return request.read(without_reasoning(text))
         except Unreadable as problem:
             raise Unparsable(str(problem)) from problem
 

@@ -184,7 +184,8 @@ class RowLog:
     def __init__(self, path: Path) -> None:
         self.path = path
         if path.exists():
-            os.truncate(path, _whole_lines(path))
+            with path.open("rb+") as file:
+                cut_torn_line(file.fileno())
 
     def rows(self) -> list[dict[str, Any]]:
         return read_jsonl(self.path) if self.path.exists() else []
@@ -274,28 +275,41 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
 
 def finished_rows(path: Path) -> list[dict[str, Any]]:
     """The rows of a JSONL file that may be growing: all whole lines, none if there is no file."""
-    data = path.read_bytes() if path.exists() else b""
-    whole = data[: data.rfind(b"\n") + 1].decode()
-    return [json.loads(line) for line in whole.split("\n") if line.strip()]
+    lines = whole_lines(path) if path.exists() else ()
+    return [json.loads(line) for line in lines if line.strip()]
+
+
+def whole_lines(path: Path, start: int = 0) -> Iterator[bytes]:
+    """Lines of a file that may be growing, from a byte on; a last line without its end is torn, by
+    a kill or because it is just being written, and left out."""
+    with path.open("rb") as file:
+        file.seek(start)
+        for line in file:
+            if not line.endswith(b"\n"):
+                return
+            yield line
+
+
+def cut_torn_line(file: int, block: int = 1 << 16) -> None:
+    """Cut what a kill left of a last line; for whoever alone writes the file, by its descriptor.
+
+    The end of the last whole line is looked for from the end: files may be large.
+    """
+    size = end = os.fstat(file).st_size
+    while end:
+        start = max(0, end - block)
+        newline = os.pread(file, end - start, start).rfind(b"\n")
+        if newline >= 0:
+            end = start + newline + 1
+            break
+        end = start
+    if end != size:
+        os.ftruncate(file, end)
 
 
 def write_json(path: Path, value: Any) -> None:
     """Write JSON so that a reader sees the old file or the new one, never half of it."""
     _replace(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
-
-
-def _whole_lines(path: Path, block: int = 1 << 20) -> int:
-    """Bytes up to the end of the last whole line, found from the end: files may be large."""
-    with path.open("rb") as file:
-        end = file.seek(0, os.SEEK_END)
-        while end > 0:
-            start = max(0, end - block)
-            file.seek(start)
-            newline = file.read(end - start).rfind(b"\n")
-            if newline >= 0:
-                return start + newline + 1
-            end = start
-    return 0
 
 
 def _lines(rows: Iterable[dict[str, Any]]) -> str:

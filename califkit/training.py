@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,9 @@ from califkit.anchors import (
 )
 from califkit.checkpoints import (
     CHECKPOINTS,
+    FACTS,
     bytes_needed,
+    check_processes,
     copy_policy,
     last_checkpoint,
     step_of,
@@ -53,7 +54,7 @@ from califkit.data import Instance, Loaded
 from califkit.judge_reward import fixed_tau, judge_settings
 from califkit.judges import Judge
 from califkit.models import load_tokenizer, resolve
-from califkit.params import JUDGE_METHODS, Execution, ParamsError, TrainStage, stage_hash
+from califkit.params import JUDGE_METHODS, Execution, TrainStage, stage_hash
 from califkit.prompts import training_prompts
 from califkit.quality import judge_cache
 from califkit.runs import (
@@ -67,11 +68,11 @@ from califkit.runs import (
     read_jsonl,
     write_json,
 )
+from califkit.training_checks import check_settings
 from califkit.training_log import TrainingLog
 from califkit.trl_reward import CalifReward, check_config
 
 POLICY = "policy"
-_FACTS = "facts.json"
 
 _PROCESS_GROUP_TIMEOUT = 24 * 3600
 """Seconds that processes wait for each other: the first one may measure anchors meanwhile."""
@@ -87,6 +88,8 @@ def train(profile: str, stage: TrainStage, execution: Execution) -> Run:
     ------
     ParamsError
         For settings that cannot be used here, before anything is loaded.
+    StaleRunError
+        If the run was begun with another number of processes.
     StorageError
         If the folder cannot be written, the disk is too small for the run, or it fills up.
     AnchorError
@@ -102,6 +105,8 @@ def train(profile: str, stage: TrainStage, execution: Execution) -> Run:
     if processes == 1 and run.is_complete:
         return run
     check_settings(stage, execution, processes)
+    if not run.is_complete:
+        check_processes(run.folder, processes)
     peft_config = _lora_config(stage)
     config = grpo_config(stage, execution, run.folder, processes)  # starts the process group
     check_config(config, peft_config)
@@ -119,51 +124,6 @@ def train(profile: str, stage: TrainStage, execution: Execution) -> Run:
                 _finish(run, started)
             group.wait_for_everyone()
     return run
-
-
-def check_settings(stage: TrainStage, execution: Execution, processes: int) -> None:
-    """Refuse what cannot work here, before a model, a data set or a process group is there."""
-    settings = stage.training
-    rollouts = settings.prompts_per_step * settings.rollouts_per_prompt
-    if rollouts % (settings.micro_batch_size * processes):
-        raise ParamsError(
-            f"training: {rollouts} rollouts a step do not divide among {processes} processes in "
-            f"micro-batches of micro_batch_size = {settings.micro_batch_size}"
-        )
-    if stage.method in JUDGE_METHODS:
-        judge_settings(stage, execution)
-    else:
-        _reward(stage, execution)  # refuses what the method cannot use
-    for tracker in execution.report_to:
-        _require(tracker, f"execution.report_to = {tracker}")
-    if settings.use_vllm:
-        _require("vllm", "training.use_vllm = true")
-    if execution.deepspeed is not None:
-        _require("deepspeed", f"execution.deepspeed = {execution.deepspeed}")
-        _check_deepspeed(project_root() / execution.deepspeed)
-        if not torch.cuda.is_available():
-            raise ParamsError(
-                f"execution.deepspeed = {execution.deepspeed}: there is no GPU, and the trainer "
-                "ignores DeepSpeed on a CPU"
-            )
-
-
-def _require(package: str, setting: str) -> None:
-    if find_spec(package) is None:
-        raise ParamsError(f"{setting}: the package {package} is not installed")
-
-
-def _check_deepspeed(path: Path) -> None:
-    try:
-        zero = json.loads(path.read_text(encoding="utf-8")).get("zero_optimization", {})
-    except (OSError, ValueError) as error:
-        raise ParamsError(f"execution.deepspeed = {path}: cannot be read: {error}") from error
-    gathers = "stage3_gather_16bit_weights_on_model_save"
-    if zero.get("stage") == 3 and not zero.get(gathers):
-        raise ParamsError(
-            f"execution.deepspeed = {path}: zero_optimization.{gathers} must be true, or "
-            "checkpoints hold no weights that a policy can be made of"
-        )
 
 
 def _lora_config(stage: TrainStage) -> LoraConfig | None:
@@ -184,7 +144,8 @@ def grpo_config(
 ) -> GRPOConfig:
     """The TRL configuration of a training stage in one of several processes.
 
-    A step is the same whatever their number: they share its rollouts evenly.
+    They share the rollouts of a step evenly. The prompts of a step are the same whatever their
+    number; its rollouts are not, because each process draws from a seed of its own.
     """
     settings = stage.training
     rollouts = settings.prompts_per_step * settings.rollouts_per_prompt
@@ -231,6 +192,9 @@ def grpo_config(
         chat_template_kwargs={"enable_thinking": stage.anchors.thinking},
         use_vllm=settings.use_vllm,
         vllm_mode="colocate",
+        # Else rollouts whose likelihoods under vLLM and trainer differ get no loss: none in the
+        # paper.
+        vllm_importance_sampling_correction=False,
         deepspeed=execution.deepspeed and str(project_root() / execution.deepspeed),
         ddp_timeout=_PROCESS_GROUP_TIMEOUT,
         logging_steps=1,
@@ -257,8 +221,7 @@ def _computing(run: Run, execution: Execution, group: PartialState) -> Iterator[
         return
     if not run.is_complete:
         model = resolve(run.stage.anchors.model)
-        done = run.folder / CHECKPOINTS
-        check_writable(run.folder, bytes_needed(run.stage, execution, model, done))
+        check_writable(run.folder, bytes_needed(run.stage, execution, model, run.folder))
     with run.computing() as needed:
         yield _from_first(group, lambda: needed)
 
@@ -326,7 +289,7 @@ def _train(
             "trl_config": resolved_config(config, run.folder),
         }
         if config.distributed_state.is_main_process:
-            write_json(run.folder / CHECKPOINTS / _FACTS, facts)
+            write_json(run.folder / CHECKPOINTS / FACTS, facts)
 
     trainer.add_callback(_AtStart(before_the_first_step))
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
@@ -396,6 +359,7 @@ def training_rows(
             "l0": l0,
             "l1": l1,
             "anchor_r_ver": table["constrained_r_ver"][kept].tolist(),
+            "anchor_tokens": table["constrained_tokens"][kept].tolist(),
         }
     )
     return instances, rows
@@ -405,7 +369,7 @@ def _finish(run: Run, started: float) -> None:
     """Make the policy of the last checkpoint and declare the run complete."""
     checkpoints = run.folder / CHECKPOINTS
     _save_policy(run.stage, last_checkpoint(checkpoints), run.folder / POLICY)
-    facts = json.loads((checkpoints / _FACTS).read_text(encoding="utf-8"))
+    facts = json.loads((checkpoints / FACTS).read_text(encoding="utf-8"))
     run.finish(started, rows=len(read_jsonl(run.folder / LOG)), **facts)
     # After the manifest: a kill between the two must not cost the training.
     shutil.rmtree(checkpoints, ignore_errors=True)

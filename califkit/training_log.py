@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import time
 from pathlib import Path
@@ -11,7 +13,7 @@ import numpy as np
 from transformers import TrainerCallback
 
 from califkit.rollout_stats import alarms
-from califkit.runs import LOG, ROLLOUTS, RowLog
+from califkit.runs import LOG, ROLLOUTS, RowLog, whole_lines
 
 N_SAMPLES = 3
 SAMPLE_LENGTH = 400
@@ -40,10 +42,8 @@ class TrainingLog(TrainerCallback):
     def resume_at(self, step: int) -> None:
         """Cut the rows of steps after the checkpoint that training continues from."""
         for log in (self.steps, self.rollouts):
-            rows = log.rows()
-            kept = [row for row in rows if row["step"] <= step]
-            if len(kept) < len(rows):
-                log.keep(kept)
+            if log.path.exists():
+                _cut_after(step, log.path)
         self._history = self.steps.rows()
         if step:
             print(f"{self.label}: continuing after step {step} of {self.total}", flush=True)
@@ -78,6 +78,17 @@ class TrainingLog(TrainerCallback):
         for alarm in row["alarms"]:
             if _kind(alarm) not in held:
                 print(f"{self.label}: alarm: {alarm}", flush=True)
+
+
+def _cut_after(step: int, path: Path) -> None:
+    """Cut the rows of later steps, which follow each other. The file may be far larger than memory,
+    so it is read line by line and ends where the first of them began."""
+    end = 0
+    for line in whole_lines(path):
+        if json.loads(line)["step"] > step:
+            break
+        end += len(line)
+    os.truncate(path, end)
 
 
 def samples(rollouts: list[dict[str, Any]], seed: int) -> list[dict[str, Any]]:

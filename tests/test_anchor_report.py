@@ -52,6 +52,10 @@ def pair(l0, l1, **constrained):
     return [answer(l0, **constrained)], [answer(l1)]
 
 
+ZEROED = "further constrained draws that would be zeroed"
+INSIDE = "further constrained draws inside the region"
+
+
 def health(prompts, instances=None) -> report.Health:
     instances = instances or [instance(key) for key in prompts]
     return report.health_report(table_of(prompts, instances), instances)
@@ -98,18 +102,21 @@ def test_degenerate_prompts_are_left_out_of_the_second_rate():
 def test_one_draw_measures_neither_persistence_nor_spread_nor_replay():
     found = health(USUAL)
     starts = [
-        "reversed in draw 2 where draw 1 is not",
+        "reversed in a further draw where draw 1 is not",
         "reversed in at least one",
         "reversed in every",
         "spread over draws, median of the prompts' standard deviations, natural",
         "position",
-        "draw 2 zeroed",
-        "draw 2 inside",
+        "further constrained draws that would be zeroed",
+        "further constrained draws inside",
     ]
     for start in starts:
         row = line(found, start)
         assert math.isnan(row["value"])
-        assert row["comment"] == "not measured, because one draw a side"
+        assert row["comment"].startswith("not measured, because one draw a side; `califkit anchors")
+    comment = line(found, "the reference's own compliant")["comment"]
+    assert "circular with one draw" in comment
+    assert "circular" not in line(health(TWO), "the reference's own compliant")["comment"]
 
 
 TWO = {
@@ -126,7 +133,7 @@ def test_persistence_over_draws():
     found = health(TWO)
     # "lost" is incomplete; of the two reversed in draw 1 one is reversed again, of the two others
     # one is.
-    rows = found.summary[found.summary["what"].str.startswith("reversed in draw 2 where draw 1 is")]
+    rows = found.summary[found.summary["what"].str.startswith("reversed in a further draw where")]
     assert list(zip(rows["value"], rows["n"], strict=True)) == [(1 / 2, 2), (1 / 2, 2)]
     assert value(found, "reversed in at least one draw") == (3 / 4, 4)
     assert value(found, "reversed in every draw") == (1 / 4, 4)
@@ -149,10 +156,48 @@ def test_draw_2_is_replayed_against_the_bounds_of_draw_1():
     found = health(TWO)
     # With r_ver > 0 and all three values: both (l1 = -2, l = -1: zeroed), first (reversed bounds,
     # l = -4 below l1 = -2), never (l0 = -3, l = -2, l1 = -1: inside).
-    assert value(found, "draw 2 zeroed") == (pytest.approx(1 / 3), 3)
-    assert value(found, "draw 2 inside") == (pytest.approx(1 / 3), 3)
+    assert value(found, ZEROED) == (pytest.approx(1 / 3), 3)
+    assert value(found, INSIDE) == (pytest.approx(1 / 3), 3)
     # Regions: second (l0 = -3, l1 = -2, l = -1: -1) and never (1/2).
     assert value(found, "position") == (pytest.approx(-0.25), 2)
+    assert line(found, ZEROED)["comment"].endswith("bounds of draw 1")
+
+
+def test_a_probe_measures_what_one_draw_cannot_tell():
+    prompts = {"wide": pair(-3, -1), "unprobed": pair(-2, -2.5), "reversed": pair(-1, -2)}
+    instances = [instance(key) for key in prompts]
+    probe = {
+        "wide": (
+            [answer(-2), answer(-2.5, r_ver=0.0), answer(0)],  # inside; follows nothing; above
+            [answer(-1), answer(-1), answer(-1)],
+        ),
+        "reversed": (
+            [answer(-1), answer(-3, r_ver=0.5), answer(None)],  # above, below, missing
+            [answer(-2), answer(-2), answer(-2)],
+        ),
+    }
+    extra = table_of(probe, [instances[0], instances[2]])
+    found = report.health_report(table_of(prompts, instances), instances, extra)
+    # Four rollouts with l and r_ver > 0: two lie above l1, one is inside the region of "wide".
+    assert value(found, ZEROED) == (2 / 4, 4)
+    assert value(found, INSIDE) == (1 / 4, 4)
+    assert line(found, ZEROED)["comment"].endswith("probe of 2 prompts")
+    # (l1 - l) / 2 of "wide": 0.5, 0.75, -0.5.
+    assert value(found, "position") == (0.5, 3)
+    # "reversed" is not complete in all four draws. Of "wide", reversed is the last draw alone.
+    assert value(found, "reversed in a further draw where draw 1 is not") == (
+        pytest.approx(1 / 3),
+        3,
+    )
+    assert value(found, "reversed in at least one draw") == (1.0, 1)
+    assert value(found, "reversed in every draw") == (0.0, 1)
+    # Constrained, "wide": -3, -2, -2.5, 0 around -1.875.
+    squares = 1.125**2 + 0.125**2 + 0.625**2 + 1.875**2
+    start = "spread over draws, median of the prompts' standard deviations, "
+    assert value(found, start + "constrained") == (pytest.approx(math.sqrt(squares / 3)), 1)
+    assert value(found, start + "natural") == (0.0, 2)
+    # What the bounds themselves tell stays as it was.
+    assert value(found, "reversed bounds (l0 > l1), share") == (pytest.approx(2 / 3), 3)
 
 
 def test_the_references_own_compliant_answers_that_would_be_zeroed():

@@ -1,13 +1,18 @@
 """The bounds: drawing again what came out empty, the table and how it was measured, joining it."""
 
+import errno
 import hashlib
 import json
+import os
+import shutil
+from collections import Counter
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from califkit import anchor_rows, anchor_table, anchors
+from califkit.anchor_probe import PROBE, draw_probe, read_probe
 from califkit.anchors import (
     AnchorError,
     bounds_for,
@@ -20,11 +25,11 @@ from califkit.anchors import (
 )
 from califkit.composer import compose
 from califkit.data import Instance
-from califkit.generate import stop_token_ids, to_response
+from califkit.generate import stop_token_ids, to_response, unit_seed
 from califkit.likelihood import ReferenceScorer
 from califkit.params import AnchorStage, DataSettings, Execution, Settings
 from califkit.prompts import training_prompts
-from califkit.runs import RowLog, StaleRunError, open_run
+from califkit.runs import RowLog, StaleRunError, StorageError, open_run
 from califkit.verifiers import Constraint
 
 CONSTRAINT = Constraint("punctuation:no_comma")
@@ -50,8 +55,13 @@ class ScriptedEngine:
         self.thinking = thinking
         self.script = {prompt: list(answers) for prompt, answers in script.items()}
         self.calls: list[tuple[list[str], int]] = []
+        self.closed = False
+
+    def close(self):
+        self.closed = True
 
     def generate(self, prompts, sampling, seed):
+        assert not self.closed
         self.calls.append((list(prompts), seed))
         texts = [self.script[prompt].pop(0) for prompt in prompts]
         stop = stop_token_ids(self.model.generation_config, self.tokenizer)
@@ -208,6 +218,149 @@ def test_verifier_and_likelihood_see_the_answer_behind_the_reasoning(compute):
     metadata = anchor_table.read_metadata(run.folder / anchors.ANCHORS)
     assert metadata["thinking"] is True
     assert self_test(run, INSTANCES, ReferenceScorer(engine.model, engine.tokenizer)) < 1e-5
+
+
+# ---------------------------------------------------------------- engine and disk
+
+
+def test_the_engine_is_closed_when_the_answers_are_drawn(compute):
+    engine, _ = compute(script())
+    assert engine.closed
+
+
+def test_the_engine_is_closed_when_drawing_fails(compute, monkeypatch):
+    opened = []
+
+    def fail(self, *args):
+        opened.append(self)
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(ScriptedEngine, "generate", fail)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        compute(script())
+    assert [engine.closed for engine in opened] == [True]
+
+
+def test_no_model_is_loaded_where_all_answers_are_there(compute, monkeypatch):
+    _, run = compute(script())
+    table = (run.folder / anchors.ANCHORS).read_bytes()
+    for name in ("manifest.json", anchors.ANCHORS):  # as a kill before the merge leaves it
+        (run.folder / name).unlink()
+
+    def refuse(*args):
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr(anchors, "load_engine", refuse)
+    monkeypatch.setattr(anchors, "load_model", refuse)
+    run = compute_anchors("test", run.stage, EXECUTION)
+    assert run.is_complete
+    assert (run.folder / anchors.ANCHORS).read_bytes() == table
+
+
+def test_a_folder_that_cannot_be_written_is_named_before_a_model_is_loaded(compute, monkeypatch):
+    monkeypatch.setenv("CALIFKIT_RUNS", "/proc/x")
+    monkeypatch.setattr(anchors, "drawing", None)
+    with pytest.raises(StorageError, match="^/proc/x/test/anchors/.*: cannot be written: "):
+        compute(script())
+
+
+def test_a_disk_without_room_for_the_answers_is_refused(compute, monkeypatch):
+    usage = shutil.disk_usage("/")._replace(free=10_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage)
+    # Two prompts, two sides and three draws, of 150 tokens each: 12 * (150 * 12 + 500) = 27,600.
+    with pytest.raises(StorageError, match="about 0.00 GB are needed, 0.00 GB are free"):
+        compute(script(), draws=3, sampling={"max_tokens": 150})
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage._replace(free=9_200))
+    _, run = compute(script(), sampling={"max_tokens": 150})  # 4 * 2,300 = 9,200
+    assert run.is_complete
+
+
+def test_a_disk_that_fills_up_is_explained(compute, monkeypatch):
+    def full(self, rows):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(RowLog, "append", full)
+    with pytest.raises(StorageError, match="the disk is full; free some space"):
+        compute(script())
+
+
+# ---------------------------------------------------------------- the probe
+
+
+EXTRA = [["tea one", "tea two", "tea three"], ["t one", "t two", "t three"]]
+
+
+@pytest.fixture
+def probe(compute, tiny, monkeypatch):
+    """A complete anchor run, and a function that probes it with a scripted engine."""
+    _, run = compute(script(), sampling={"batch_size": 4})
+    monkeypatch.setattr(anchors, "load_engine", None)
+
+    def probe(n, b0=EXTRA[0], b1=EXTRA[1], a0=EXTRA[0], a1=EXTRA[1]):
+        engine = ScriptedEngine(tiny, script(b0, b1, a0, a1), thinking=False)
+        monkeypatch.setattr(anchors, "load_engine", lambda *args: engine)
+        draw_probe(run, INSTANCES, EXECUTION, n)
+        return engine
+
+    return run, probe
+
+
+def test_a_probe_draws_three_more_answers_a_side_and_changes_nothing_else(probe):
+    run, draw = probe
+    before = {p.name: p.read_bytes() for p in run.folder.iterdir()}
+    assert read_probe(run, INSTANCES) is None
+    engine = draw(2)
+    assert engine.closed
+    after = {p.name: p.read_bytes() for p in run.folder.iterdir()}
+    assert set(after) - set(before) == {PROBE, ".probe.lock"}
+    assert all(after[name] == content for name, content in before.items())
+    table = read_probe(run, INSTANCES)
+    assert table["key"].tolist() == ["b", "a"]
+    request = INSTANCES[0].request
+    expected = [likelihood(engine, request, text) for text in EXTRA[0]]
+    assert sorted(table.at[0, "constrained_l"]) == pytest.approx(sorted(expected), abs=1e-5)
+    numbers = [unit_seed(0, number, 0) for number in range(100)]
+    assert not {seed for _, seed in engine.calls} & set(numbers), "seeds of its own"
+    assert draw(2).calls == [], "nothing is drawn twice"
+
+
+def test_a_probe_takes_prompts_from_all_over_the_data(probe):
+    run, draw = probe
+    draw(1)
+    assert read_probe(run, INSTANCES)["key"].tolist() == ["a"], "the middle of two"
+    with pytest.raises(AnchorError, match="holds a probe of 1 prompts, not of 2; delete the file"):
+        draw(2)
+    with pytest.raises(AnchorError, match="a probe takes 1 to 2 prompts here, not 3"):
+        draw(3)
+
+
+def test_a_probe_of_bounds_that_were_measured_otherwise_is_refused(probe):
+    run, draw = probe
+    path = run.folder / anchors.ANCHORS
+    metadata = anchor_table.read_metadata(path)
+    metadata["scorer"] = metadata["scorer"] | {"precision": "float8"}
+    anchor_table.write_anchors(load_anchors(path), path, metadata)
+    with pytest.raises(AnchorError, match="scorer.precision is 'float8', but 'float32'"):
+        draw(2)
+
+
+def test_a_probe_that_was_interrupted_is_continued(probe):
+    run, draw = probe
+    whole = draw(2)
+    path = run.folder / PROBE
+    rows = path.read_bytes()
+    lines = rows.splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:5]) + lines[5][:20])
+    with pytest.raises(AnchorError, match="5 of 12 answers; `califkit anchors report --probe 2`"):
+        read_probe(run, INSTANCES)
+    # The first batch of four is whole: the scripts of its prompts have gone on.
+    drawn = Counter(prompt for prompts, _ in whole.calls[:1] for prompt in prompts)
+    left = [
+        texts[drawn[prompt] :] for (prompt, texts) in zip(script(), [*EXTRA, *EXTRA], strict=True)
+    ]
+    engine = draw(2, *left)
+    assert engine.calls == whole.calls[1:]
+    assert path.read_bytes() == rows
 
 
 # ---------------------------------------------------------------- the table
@@ -394,6 +547,37 @@ def test_bounds_of_other_prompts_or_another_template_are_refused(compute):
         load_anchors(run, run.stage, sha256)
 
 
+def test_bounds_that_were_scored_in_another_precision_are_refused(compute, monkeypatch):
+    _, run = compute(script())
+    monkeypatch.setattr(anchor_table, "scoring_precision", lambda: "bfloat16 autocast")
+    message = "scorer.precision is 'float32', but 'bfloat16 autocast' is expected; .* on a machine"
+    with pytest.raises(AnchorError, match=message):
+        load_anchors(run, run.stage)
+    metadata = anchor_table.read_metadata(run.folder / anchors.ANCHORS)
+    metadata["scorer"]["precision"] = "bfloat16 autocast"
+    anchor_table.write_anchors(load_anchors(run), run.folder / anchors.ANCHORS, metadata)
+    assert len(load_anchors(run, run.stage)) == len(INSTANCES)
+
+
+@pytest.mark.parametrize(
+    ("absent", "message"),
+    [
+        ("draws", "draws is not said, but 1 is expected"),
+        ("scorer", "scorer.precision is not said, but 'float32' is expected"),
+        ("schema", "schema version None, expected 1"),
+    ],
+)
+def test_a_table_that_does_not_say_all_of_it_is_refused(compute, absent, message):
+    _, run = compute(script())
+    path = run.folder / anchors.ANCHORS
+    metadata = anchor_table.read_metadata(path)
+    del metadata[absent]
+    anchor_table.write_anchors(load_anchors(run), path, metadata)
+    with pytest.raises(AnchorError, match=message) as error:
+        load_anchors(run, run.stage)
+    assert str(path) in str(error.value)
+
+
 def test_what_does_not_change_their_meaning_is_not_compared(compute):
     _, run = compute(script())
     same = changed(run.stage, retries=5, sampling__batch_size=7)
@@ -548,7 +732,7 @@ def test_anchors_are_not_continued_with_edited_prompts(tmp_path, monkeypatch):
     ids = ["punctuation:no_comma"]
     settings = Settings(
         model="tiny-random-llama",
-        data={"source": str(prompts), "n_prompts": 2, "constraint_ids": ids},
+        data={"source": str(prompts), "n_prompts": 2},
         training={"prompts_per_step": 2, "micro_batch_size": 8},
     )
     stage = settings.anchor_stage()

@@ -7,6 +7,7 @@ from tiny_runs import tiny_params
 
 from califkit import checkpoints
 from califkit.params import Execution
+from califkit.runs import StaleRunError
 
 
 @pytest.fixture
@@ -22,8 +23,12 @@ def model(tmp_path):
 
 def needed(tmp_path, model, keep=1, **training) -> int:
     (stage,) = tiny_params(tmp_path, methods=["calif"], training=training).settings.train_stages()
-    done = tmp_path / "done"
-    return checkpoints.bytes_needed(stage, Execution(keep_checkpoints=keep), model, done)
+    execution = Execution(keep_checkpoints=keep)
+    return checkpoints.bytes_needed(stage, execution, model, tmp_path / "run")
+
+
+# 3 steps of 2 prompts x 4 rollouts of 8 tokens; 5 bytes of text a token and 400 of other columns.
+ROLLOUTS = 3 * 2 * 4 * (8 * 5 + 400)
 
 
 def test_parameters_are_counted_in_all_files(model):
@@ -38,20 +43,41 @@ def test_the_count_is_that_of_the_model(tiny, tiny_folder):
 
 def test_all_weights_take_three_times_their_float32_in_each_checkpoint(tmp_path, model):
     """Weights and two moments; one checkpoint more while the next is written; and the policy."""
-    assert needed(tmp_path, model) == 4 * 31 * (3 * 2 + 1)
-    assert needed(tmp_path, model, keep=3) == 4 * 31 * (3 * 4 + 1)
+    assert needed(tmp_path, model) == 4 * 31 * (3 * 2 + 1) + ROLLOUTS
+    assert needed(tmp_path, model, keep=3) == 4 * 31 * (3 * 4 + 1) + ROLLOUTS
 
 
 def test_adapters_take_little_but_the_policy_is_whole(tmp_path, model):
-    assert needed(tmp_path, model, lora={"r": 2}) == 4 * (28 * 3 * 2 + 31)
+    assert needed(tmp_path, model, lora={"r": 2}) == 4 * (28 * 3 * 2 + 31) + ROLLOUTS
+
+
+def test_rollouts_grow_with_steps_and_tokens(tmp_path, model):
+    more = needed(tmp_path, model, steps=30, max_completion_tokens=2048)
+    assert more - needed(tmp_path, model) == 30 * 8 * (2048 * 5 + 400) - ROLLOUTS
 
 
 def test_what_is_there_already_is_not_needed_again(tmp_path, model):
-    (tmp_path / "done" / "checkpoint-2").mkdir(parents=True)
-    (tmp_path / "done" / "checkpoint-2" / "model.safetensors").write_bytes(b"0" * 100)
-    assert needed(tmp_path, model) == 4 * 31 * 7 - 100
-    (tmp_path / "done" / "checkpoint-2" / "optimizer.pt").write_bytes(b"0" * 10_000)
+    there = tmp_path / "run" / "checkpoints" / "checkpoint-2"
+    there.mkdir(parents=True)
+    (there / "model.safetensors").write_bytes(b"0" * 100)
+    assert needed(tmp_path, model) == 4 * 31 * 7 + ROLLOUTS - 100
+    (tmp_path / "run" / "rollouts.jsonl").write_bytes(b"0" * 1000)
+    assert needed(tmp_path, model) == 4 * 31 * 7 + ROLLOUTS - 1100
+    (there / "optimizer.pt").write_bytes(b"0" * 100_000)
     assert needed(tmp_path, model) == 0
+
+
+def test_a_run_goes_on_with_as_many_processes_as_it_was_begun_with(tmp_path):
+    folder = tmp_path / "checkpoints"
+    checkpoints.check_processes(tmp_path, 1)  # nothing is there
+    (folder / "checkpoint-2").mkdir(parents=True)
+    (folder / "facts.json").write_text('{"processes": 8}')
+    checkpoints.check_processes(tmp_path, 1)  # killed inside the first checkpoint: begins again
+    (folder / "checkpoint-2" / "trainer_state.json").write_text('{"global_step": 2}')
+    checkpoints.check_processes(tmp_path, 8)
+    with pytest.raises(StaleRunError, match="begun with 8 processes and cannot go on with 4") as e:
+        checkpoints.check_processes(tmp_path, 4)
+    assert "set execution.processes = 8" in str(e.value) and str(tmp_path) in str(e.value)
 
 
 def test_a_policy_is_copied_without_the_state_of_its_training(tmp_path):

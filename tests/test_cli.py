@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from califkit import cli, runs
+from califkit.data import load_jsonl
 
 STAGES = ["anchors", "train", "generate", "evaluate"]
 PROFILED = [*STAGES, "reproduce", "notebooks"]
@@ -199,6 +200,22 @@ def test_a_shard_is_computed_and_the_last_one_completes_the_run(califkit, place)
     assert written == {f"anchors_{name}.{end}" for name in names for end in ("csv", "md")}
     text = (place / "health" / "anchors_health.md").read_text()
     assert text.startswith("| finding | what | value | n | comment |")
+    code, out, error = califkit("anchors", "report", "--profile", path, "--probe", "2")
+    assert code == 0, error
+    assert "not measured, because one draw a side" not in out
+    assert "probe of 2 prompts" in out
+    again = califkit("anchors", "report", "--profile", path)[1]
+    assert again == out[out.index("health\n") :], "later reports use it"
+    error = califkit("anchors", "report", "--profile", path, "--probe", "3")[2]
+    assert "a probe takes 1 to 2 prompts here, not 3" in error
+
+
+def test_anchors_in_a_folder_that_cannot_be_written(refused, place, monkeypatch):
+    monkeypatch.setenv("CALIFKIT_RUNS", "/proc/x")
+    for more in ((), ("--shard", "0/2")):
+        error = refused("anchors", "--profile", params(place), *more)
+        assert error.startswith("califkit: /proc/x/test/anchors/")
+        assert ": cannot be written: " in error
 
 
 @pytest.mark.parametrize("shard", ["2/2", "1", "-1/2", "a/b", "1/0", "0/"])
@@ -253,6 +270,47 @@ def test_constraints_that_cannot_be_composed(refused, place, name):
     assert "'punctuation:no_coma'" in error
     path = params(place, data={"n_prompts": 2, "constraint_ids": []})
     assert "constraint_ids is empty" in refused(*command(name, path, place))
+
+
+@pytest.mark.parametrize("name", ["train", "generate", "evaluate"])
+@pytest.mark.parametrize(
+    ("item", "part"),
+    [
+        ("execution.processes=3", "16 rollouts a step do not divide among 3 processes"),
+        ("thinking=true", "thinking = true: the chat template of model tiny-random-llama has no"),
+        ("training.lora.target_modules=[q_prj]", "target_modules: no linear layer of model"),
+        ("execution.report_to=[wandb]", "report_to = wandb: the package wandb is not installed"),
+    ],
+)
+def test_settings_that_would_end_training_after_the_anchors(refused, place, name, item, part):
+    if "wandb" in item and find_spec("wandb") is not None:
+        pytest.skip("wandb is installed")
+    assert part in refused(name, "--profile", params(place), "--set", item)
+
+
+@pytest.mark.parametrize("arguments", [["train"], ["anchors"], ["anchors", "--shard", "0/1"]])
+def test_complete_runs_of_a_file_that_was_replaced(califkit, refused, place, arguments):
+    """Training is complete, or its anchors are; with the old rows back all is opened."""
+    rows = place / "rows.jsonl"
+    text = "".join(json.dumps(ROW | {"key": f"k{i}"}) + "\n" for i in range(2))
+    rows.write_text(text)
+    path = params(place, methods=["calif"], data={"source": str(rows), "n_prompts": 2})
+    settings = cli.load_params(path).settings
+    known = load_jsonl(rows).sha256
+    stages = [settings.anchor_stage(), *settings.train_stages()]
+    for stage in stages[: 2 if arguments == ["train"] else 1]:
+        run = runs.open_run("test", stage)
+        with run.computing():
+            run.finish(0.0, rows=2, data_sha256=known)
+    command = [*arguments, "--profile", path]
+    assert califkit(*command)[0] == 0
+    rows.write_text(text.replace("a drink", "a river"))
+    error = refused(*command)
+    assert f"was computed from other prompts than {rows} holds now; delete the folder" in error
+    rows.write_text(text)
+    assert califkit(*command)[0] == 0
+    rows.unlink()  # nothing to compare with
+    assert califkit(*command)[0] == 0
 
 
 @pytest.mark.parametrize("name", ["generate", "evaluate", "reproduce"])

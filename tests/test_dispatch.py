@@ -16,7 +16,16 @@ from tiny_runs import environment, n_lines, params_file, start, tiny_params, wai
 from califkit import dispatch, machine
 from califkit.dispatch import Job, JobError, NotSubmittedError
 from califkit.params import AnchorStage, Execution, Params, ParamsError
-from califkit.runs import LOG, MANIFEST, ROLLOUTS, Run, open_run, read_jsonl, write_json
+from califkit.runs import (
+    LOG,
+    MANIFEST,
+    ROLLOUTS,
+    Run,
+    StaleRunError,
+    open_run,
+    read_jsonl,
+    write_json,
+)
 
 DRAWS = "draws.jsonl"
 # Long enough to be found, cancelled and killed while it runs.
@@ -53,6 +62,12 @@ def with_data_seeds(params: Params, *seeds: int) -> list[AnchorStage]:
         stage.model_copy(update={"data": stage.data.model_copy(update={"seed": seed})})
         for seed in seeds
     ]
+
+
+def absent(folder: Path) -> dict:
+    """Settings of training prompts that are not there."""
+    numbers = {"min_constraints": 1, "max_constraints": 5, "constraint_ids": None}
+    return {"source": str(folder / "absent.jsonl"), **numbers}
 
 
 def is_locked(folder: Path) -> bool:
@@ -223,8 +238,8 @@ def test_jobs_share_no_gpu(runs, tmp_path, monkeypatch):
 def test_a_job_of_several_processes_has_a_gpu_for_each(runs, tmp_path, monkeypatch):
     scheduler = Machine(monkeypatch)
     monkeypatch.setattr(dispatch, "gpus_of_machine", lambda: ("0", "1", "2", "3"))
-    stages = tiny_params(tmp_path).settings.score_stages()
-    dispatch.compute_all("tiny", stages, Execution(processes=4))
+    settings = tiny_params(tmp_path, training={"micro_batch_size": 2}).settings
+    dispatch.compute_all("tiny", settings.score_stages(), Execution(processes=4))
     assert len(scheduler.jobs["anchors 0"].gpus) == 4
     assert len(scheduler.jobs["training calif-seed0"].gpus) == 4
     assert len(scheduler.jobs["scores calif-trained0-seed0"].gpus) == 1
@@ -334,6 +349,38 @@ def test_missing_runs_on_a_cluster_are_listed_not_submitted(runs, tmp_path, monk
     assert scheduler.started == {"anchors 0": 0}
 
 
+@pytest.mark.parametrize("cluster", ["local", "slurm"])
+@pytest.mark.parametrize("ask", [dispatch.compute_all, dispatch.submit])
+def test_settings_that_would_end_training_start_no_job(runs, tmp_path, monkeypatch, cluster, ask):
+    """Whether training was asked for, or the scores of a policy."""
+    scheduler = Machine(monkeypatch)
+    settings = tiny_params(tmp_path, methods=["calif"]).settings
+    execution = Execution(cluster=cluster, processes=3)
+    for stages in (settings.train_stages(), settings.score_stages()):
+        with pytest.raises(ParamsError, match="8 rollouts a step do not divide among 3 processes"):
+            ask("tiny", stages, execution)
+    assert not scheduler.started and not runs.exists()
+
+
+def test_anchors_with_reasoning_need_a_model_that_reasons(runs, tmp_path):
+    params = tiny_params(tmp_path, thinking=True)
+    with pytest.raises(ParamsError, match="thinking = true: "):
+        dispatch.run_stage("tiny", params.settings.anchor_stage(), Execution())
+    assert not runs.exists()
+
+
+def test_a_run_begun_with_other_processes_starts_no_job(runs, tmp_path, monkeypatch):
+    scheduler = Machine(monkeypatch)
+    (stage,) = tiny_params(tmp_path, methods=["calif"]).settings.train_stages()
+    checkpoints = open_run("tiny", stage).folder / "checkpoints"
+    (checkpoints / "checkpoint-2").mkdir(parents=True)
+    write_json(checkpoints / "checkpoint-2" / "trainer_state.json", {})
+    write_json(checkpoints / "facts.json", {"processes": 1})
+    with pytest.raises(StaleRunError, match="begun with 1 processes and cannot go on with 2"):
+        dispatch.compute_all("tiny", [stage], Execution(processes=2))
+    assert not scheduler.started
+
+
 @pytest.mark.parametrize("seen", [None, "2,3"])
 def test_a_local_job_sees_the_gpus_of_its_parent(monkeypatch, runs, tmp_path, seen):
     """submitit starts local jobs with CUDA_VISIBLE_DEVICES empty, which hides every GPU."""
@@ -437,7 +484,7 @@ def test_two_jobs_side_by_side(runs, tmp_path):
 def test_a_failing_stage(runs, tmp_path, processes):
     params = tiny_params(
         tmp_path,
-        data={"source": str(tmp_path / "absent.jsonl")},
+        data=absent(tmp_path),
         execution={"processes": processes},
     )
     with pytest.raises(JobError) as caught:
@@ -598,6 +645,7 @@ def test_what_slurm_is_told(runs, tmp_path, monkeypatch, fake_slurm):
     params = tiny_params(
         tmp_path,
         methods=["calif"],
+        training={"micro_batch_size": 1},
         execution={
             "cluster": "slurm",
             "processes": 8,
@@ -664,7 +712,7 @@ def test_slurm(runs, tmp_path):
     assert list(dispatch.watch(jobs, interval=0.1))[-1] == "anchors: 3 of 3"
     assert jobs[0].state == "complete"
 
-    failing = tiny_params(tmp_path, data={"source": str(tmp_path / "absent.jsonl")})
+    failing = tiny_params(tmp_path, data=absent(tmp_path))
     with pytest.raises(JobError, match="no such file"):
         dispatch.compute_all("tiny", [failing.settings.anchor_stage()], execution)
 

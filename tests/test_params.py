@@ -171,11 +171,24 @@ def test_an_unknown_key_is_refused_at_the_top(write):
             {"data": {"n_prompts": 7}, "training": {"prompts_per_step": 8}},
             ["data.n_prompts = 7", "training.prompts_per_step = 8"],
         ),
+        (
+            {"data": {"source": "rows.jsonl", "constraint_ids": ["punctuation:no_comma"]}},
+            ["settings.data: constraint_ids = ('punctuation:no_comma',)", "source = rows.jsonl"],
+        ),
+        (
+            {"data": {"source": "hub:a/b", "max_constraints": 3}},
+            ["settings.data: max_constraints = 3", "source = hub:a/b", "set it to 5"],
+        ),
+        (
+            {"data": {"source": "hub:a/b", "min_constraints": 2}},
+            ["settings.data: min_constraints = 2", "set it to 1"],
+        ),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(write, settings, parts):
     message = refusal(write(settings))
     assert all(part in message for part in parts), message
+    assert "(got {" not in message  # the whole group, which says nothing
 
 
 @pytest.mark.parametrize("name", ["..", ".", "a/b", "", ".hidden", "a\n"])
@@ -400,6 +413,15 @@ def test_options_of_the_calibrated_rule_do_not_split_other_runs(write):
     for method in ("calif", "inner_region", "outer_region"):
         stages = [settings.train_stage(method, 0) for settings in (plain, changed)]
         assert stage_hash(stages[0]) != stage_hash(stages[1]), method
+
+
+def test_a_ceiling_margin_of_0_is_the_papers_rule(write):
+    off, zero, some = (
+        load_params(write({"reward": {"ceiling_margin": m}})).settings.train_stage("calif", 0)
+        for m in (None, 0, 0.1)
+    )
+    assert zero.reward.ceiling_margin is None
+    assert stage_hash(zero) == stage_hash(off) != stage_hash(some)
 
 
 def test_region_methods_take_eight_draws_and_the_others_what_is_set(write):

@@ -6,8 +6,9 @@ from importlib import resources
 import pytest
 
 from califkit import data, prompts
-from califkit.params import EvaluationSettings, ResponseSettings, load_params
+from califkit.params import EvaluationSettings, GenerateStage, ResponseSettings, load_params
 from califkit.rubrics import BENCHMARKS
+from califkit.runs import Run, StaleRunError
 
 
 @pytest.mark.parametrize("tagger", [True, False])
@@ -111,3 +112,22 @@ def test_n_prompts_bounds_the_items_and_the_choice_is_told():
 def test_only_rubric_benchmarks_have_items():
     with pytest.raises(ValueError, match=r"'ifbench' is none of advancedif, followbench, compl"):
         prompts.rubric_items(ResponseSettings())
+
+
+def test_complete_responses_to_a_file_that_was_replaced(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    row = {"key": "a", "prompt": "Say hi. Use no comma.", "kwargs": [{}]}
+    row["instruction_id_list"] = ["punctuation:no_comma"]
+    path.write_text(json.dumps(row) + "\n")
+    known = prompts.benchmark_prompts(ResponseSettings(benchmark=str(path))).sha256
+    stage = GenerateStage(
+        model="m", policy=None, evaluation=ResponseSettings(benchmark=str(path)), seed=0
+    )
+    run = Run(stage, tmp_path / "run")
+    run.folder.mkdir()
+    prompts.check_unchanged(run)  # not complete
+    run.finish(0.0, data_sha256=known)
+    prompts.check_unchanged(run)
+    path.write_text(json.dumps(row | {"prompt": "Say hello. Use no comma."}) + "\n")
+    with pytest.raises(StaleRunError, match=f"other prompts than {path} holds now"):
+        prompts.check_unchanged(run)

@@ -8,6 +8,7 @@ import pytest
 
 from califkit.rewards import ZONES
 from califkit.rollout_stats import (
+    LENGTH_FACTOR,
     LOW_ENTROPY,
     START_POSITION,
     TAX_STEPS,
@@ -81,6 +82,7 @@ def test_every_number_of_a_step():
         "group_reward_std": spread,
         "groups_without_spread": 1 / 3,
         "groups_with_equal_r_ver": 1 / 3,
+        "groups_with_varying_bonus": 1 / 3,
         # (l1 - l) / 2 for l = -2, -0.5, -4, -1.5: 0.5, -0.25, 1.5, 0.25
         "region_position": (0.25 + 0.5) / 2,
         "r_ver/count": 4 / 8,
@@ -106,6 +108,7 @@ def test_what_is_undefined_is_left_out_but_for_what_every_step_logs():
     assert set(result) == {
         *("r_ver", "loglik", "distinct_2", "tokens", "clipped", "above_ceiling"),
         *("reward_minus_r_ver", "sign_flips", "groups_without_spread", "groups_with_equal_r_ver"),
+        "groups_with_varying_bonus",
         *(f"zone/{zone}" for zone in ZONES),
     }
 
@@ -166,12 +169,49 @@ def test_a_step_without_rollouts_or_with_an_unknown_zone_is_refused():
         step_statistics([*ROWS, rollout("d", 1.0, 1.0, zone="over")])
 
 
+def test_a_bonus_varies_only_among_rollouts_that_follow_something():
+    rows = [
+        rollout("all", 1.0, 1.1),
+        rollout("all", 0.7, 0.7 + 0.1),  # another float than 1.1 - 1.0
+        rollout("zero", 0.5, 0.6),
+        rollout("zero", 0.0, 0.0),
+        rollout("some", 1.0, 1.1),
+        rollout("some", 1.0, 1.0),
+        rollout("none", 0.0, 0.0),
+    ]
+    assert step_statistics(rows)["groups_with_varying_bonus"] == 1 / 4
+
+
+def test_the_bonus_that_goes_to_prompts_with_a_violating_anchor():
+    rows = [
+        rollout("a", 1.0, 1.1) | {"anchor_r_ver": 0.5},
+        rollout("a", 0.5, 0.5) | {"anchor_r_ver": 0.5},
+        rollout("b", 1.0, 1.05) | {"anchor_r_ver": 1.0},
+        rollout("c", 1.0, 1.05) | {"anchor_r_ver": None},
+        rollout("d", 1.0, 0.0, zone="above") | {"anchor_r_ver": 0.0},
+    ]
+    share = step_statistics(rows)["bonus/violating_anchor"]
+    assert share == pytest.approx(0.1 / (0.1 + 0.05 + 0.05))
+    for unpaid in (rows[1:2], ROWS):  # no bonus; no anchor known
+        assert "bonus/violating_anchor" not in step_statistics(unpaid)
+
+
+def test_rollouts_are_compared_with_their_anchors_in_length():
+    lengths = [(50, 100), (300, 100), (80, 20), (0, 100), (90, 0), (90, None)]
+    rows = [
+        rollout("a", 1.0, 1.0) | {"answer_tokens": answer, "anchor_tokens": anchor}
+        for answer, anchor in lengths
+    ]
+    assert step_statistics(rows)["anchor_length_ratio"] == 3.0, "of 0.5, 3 and 4"
+    assert "anchor_length_ratio" not in step_statistics(rows[3:])
+
+
 def steps(gains, **given):
     return [{"step": i, "reward_minus_r_ver": g, **given} for i, g in enumerate(gains, start=1)]
 
 
 def test_the_thresholds_are_those_of_the_development_runs():
-    assert (TAX_STEPS, START_POSITION, LOW_ENTROPY) == (20, 0.5, 0.3)
+    assert (TAX_STEPS, START_POSITION, LOW_ENTROPY, LENGTH_FACTOR) == (20, 0.5, 0.3, 2)
 
 
 def test_a_run_without_trouble_or_without_steps_raises_no_alarm():
@@ -181,9 +221,11 @@ def test_a_run_without_trouble_or_without_steps_raises_no_alarm():
 
 def test_twenty_steps_of_tax_in_a_row_raise_an_alarm():
     assert alarms(steps([0.1, *[-0.01] * 19, 0.1, *[-0.01] * 19])) == []
-    (message,) = alarms(steps([0.1, *[-0.01] * 18, 0.0, -0.01, 0.1]))
+    gains = [0.1, *[-0.01] * 18, 0.0, -0.01]
+    (message,) = alarms(steps(gains))
     assert message.startswith("steps 2 to 21: ")
     assert "20 steps in a row" in message
+    assert alarms(steps([*gains, 0.1])) == [], "what is over is no alarm"
 
 
 def test_the_latest_of_several_taxed_stretches_is_named():
@@ -207,17 +249,29 @@ def test_an_unknown_value_raises_no_alarm_and_ends_a_stretch(unknown):
 
 def test_only_the_first_step_tells_where_rollouts_start():
     later = [{"step": 1, "region_position": 0.5}, {"step": 2, "region_position": 0.1}]
-    assert alarms(later) == []
-    (message,) = alarms([{"step": 1, "region_position": 0.26}, *later[1:]])
+    assert alarms(later[:1]) == alarms(later) == []
+    first = {"step": 1, "region_position": 0.26}
+    (message,) = alarms([first])
     assert message.startswith("step 1: ")
     assert "0.26 of the way from l1 to l0" in message
+    assert alarms([first, later[1]]) == [], "it is told once"
 
 
-def test_low_entropy_raises_an_alarm_at_its_first_step():
-    entropies = [2.0, 0.31, 0.30, 0.2]
-    (message,) = alarms([{"step": 5 + i, "entropy": e} for i, e in enumerate(entropies)])
-    assert message.startswith("step 7: ")
-    assert "0.30 nats" in message
+def test_low_entropy_is_an_alarm_while_it_lasts():
+    entropies = [2.0, 0.31, 0.30, 0.2, 0.4]
+    history = [{"step": 5 + i, "entropy": e} for i, e in enumerate(entropies)]
+    for number, entropy in ((3, "0.30"), (4, "0.20")):
+        (message,) = alarms(history[:number])
+        assert message.startswith(f"step {4 + number}: ")
+        assert f"{entropy} nats" in message
+    assert alarms(history[:2]) == alarms(history) == []
+
+
+@pytest.mark.parametrize(("ratio", "warns"), [(2.01, 1), (2.0, 0), (0.5, 0), (0.49, 1), (None, 0)])
+def test_rollouts_of_another_length_than_their_anchors_are_an_alarm(ratio, warns):
+    found = alarms([{"step": 1, "anchor_length_ratio": 3.0}, {"anchor_length_ratio": ratio}])
+    assert len(found) == warns
+    assert all(f"{ratio:.2f} times the length of its constrained anchor" in text for text in found)
 
 
 def test_alarms_come_together_and_steps_are_counted_if_they_have_no_number():
@@ -225,4 +279,4 @@ def test_alarms_come_together_and_steps_are_counted_if_they_have_no_number():
         {"reward_minus_r_ver": -0.1, "region_position": 0.1, "entropy": 0.1} for _ in range(20)
     ]
     messages = alarms(history)
-    assert [m.split(":")[0] for m in messages] == ["step 1", "steps 1 to 20", "step 1"]
+    assert [m.split(":")[0] for m in messages] == ["steps 1 to 20", "step 20"]

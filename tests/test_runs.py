@@ -277,6 +277,14 @@ def test_rows_of_a_growing_file(tmp_path):
     assert runs.finished_rows(path) == ROWS
 
 
+def test_whole_lines_are_read_from_a_byte_on(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b"one\ntwo\r\n\nthr")
+    assert list(runs.whole_lines(path)) == [b"one\n", b"two\r\n", b"\n"]
+    assert list(runs.whole_lines(path, 4)) == [b"two\r\n", b"\n"]
+    assert list(runs.whole_lines(path, 10)) == []
+
+
 @pytest.mark.parametrize("torn", [b"", b'{"a": 3', b"x" * 5_000_000])
 def test_a_torn_line_of_any_length_is_cut(tmp_path, torn):
     path = tmp_path / "rows.jsonl"

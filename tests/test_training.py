@@ -16,7 +16,16 @@ from califkit.models import load_model, load_tokenizer, resolve
 from califkit.params import ParamsError
 from califkit.prompts import training_prompts
 from califkit.rollout_stats import alarms
-from califkit.runs import LOG, ROLLOUTS, Run, StorageError, open_run, own_run, read_jsonl
+from califkit.runs import (
+    LOG,
+    ROLLOUTS,
+    Run,
+    StaleRunError,
+    StorageError,
+    open_run,
+    own_run,
+    read_jsonl,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -173,6 +182,7 @@ class TestLogs:
             "use_bias_correction_kl": False,
             "sync_ref_model": False,
             "mask_truncated_completions": False,
+            "vllm_importance_sampling_correction": False,
             "disable_dropout": True,
             "temperature": 1.0,
             "top_p": 1.0,
@@ -354,7 +364,7 @@ def configuration(folder: Path, processes: int = 1, **changes):
     return grpo_config(stage, params.settings.execution, folder, processes)
 
 
-def test_a_step_is_the_same_whatever_the_number_of_processes(tmp_path):
+def test_processes_share_the_rollouts_of_a_step(tmp_path):
     """2 prompts x 4 rollouts in micro-batches of 2."""
     for processes, accumulation in ((1, 4), (2, 2)):
         config = configuration(tmp_path, processes, training={"micro_batch_size": 2})
@@ -381,43 +391,23 @@ def test_settings_reach_the_trainer(tmp_path):
 # ---------------------------------------------------------------- what is refused
 
 
-REFUSED = {
-    "processes": ({}, {}, 3, "8 rollouts a step do not divide among 3 processes"),
-    "vllm": ({"use_vllm": True}, {}, 1, "the package vllm is not installed"),
-    "deepspeed": ({}, {"deepspeed": "params/zero3.json"}, 1, "deepspeed is not installed"),
-    "tracker": ({}, {"report_to": ["trackio"]}, 1, "report_to = trackio: the package trackio is"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_work_is_refused_before_anything_is_loaded(tmp_path, runs, monkeypatch, name):
-    from califkit import training
-
-    settings, execution, processes, message = REFUSED[name]
-    monkeypatch.setattr(training, "find_spec", lambda package: None)  # none of them is installed
-    monkeypatch.setenv("WORLD_SIZE", str(processes))
-    with pytest.raises(ParamsError, match=message):
-        run_one(tmp_path, methods=["calif"], training=settings, execution=execution)
+def test_what_cannot_work_is_refused_before_anything_is_computed(tmp_path, runs, monkeypatch):
+    """By each process itself, as under torchrun; tests/test_training_checks.py has the cases."""
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(ParamsError, match="8 rollouts a step do not divide among 3 processes"):
+        run_one(tmp_path, methods=["calif"])
     assert not runs.exists()
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('{"zero_optimization": {"stage": 3}}', "stage3_gather_16bit_weights_on_model_save must"),
-        ("{", "cannot be read"),
-    ],
-)
-def test_a_deepspeed_configuration_that_saves_no_weights(
-    tmp_path, runs, monkeypatch, text, message
-):
-    from califkit import training
-
-    path = tmp_path / "ds.json"
-    path.write_text(text)
-    monkeypatch.setattr(training, "find_spec", lambda package: True)
-    with pytest.raises(ParamsError, match=message):
-        run_one(tmp_path, methods=["calif"], execution={"deepspeed": str(path)})
+def test_a_run_does_not_go_on_with_another_number_of_processes(tmp_path, runs, monkeypatch):
+    (stage,) = tiny_params(tmp_path, methods=["calif"]).settings.train_stages()
+    checkpoints = own_run("tiny", stage).folder / "checkpoints"
+    (checkpoints / "checkpoint-2").mkdir(parents=True)
+    (checkpoints / "checkpoint-2" / "trainer_state.json").write_text('{"global_step": 2}')
+    (checkpoints / "facts.json").write_text('{"processes": 2}')
+    with pytest.raises(StaleRunError, match="begun with 2 processes and cannot go on with 1"):
+        run_one(tmp_path, methods=["calif"])
+    assert not list(runs.rglob("draws*"))
 
 
 def test_a_folder_that_cannot_be_written(tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """Rows, samples, lines and alarms of a training run, without training."""
 
+import tracemalloc
 from types import SimpleNamespace
 
 import pytest
@@ -84,3 +85,23 @@ def test_an_alarm_that_held_at_the_checkpoint_is_not_printed_again(log, tmp_path
     row = step(again, 2, entropy=0.2)
     assert len(row["alarms"]) == 1
     assert "alarm" not in capsys.readouterr().out
+
+
+def test_a_resume_cuts_later_steps_without_reading_all_rollouts_into_memory(log, tmp_path):
+    """What is kept stays byte by byte; the rows of step 3 alone are 20 MB."""
+    large = {"completion": "é" * 10_000_000}
+    log.rollouts.append([{"step": 1, "key": "a"}, {"step": 2, "key": "b"}])
+    kept = (tmp_path / ROLLOUTS).read_bytes()
+    log.rollouts.append([{"step": 2} | large])
+    whole = (tmp_path / ROLLOUTS).stat().st_size
+    for step in range(3, 7):
+        log.rollouts.append([{"step": step} | large])
+    log.steps.append([{"step": step, "alarms": []} for step in (1, 2, 3)])
+    tracemalloc.start()
+    log.resume_at(2)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (tmp_path / ROLLOUTS).stat().st_size == whole
+    assert (tmp_path / ROLLOUTS).read_bytes().startswith(kept)
+    assert [row["step"] for row in read_jsonl(tmp_path / LOG)] == [1, 2]
+    assert peak < 4 * whole  # some copies of one row, not of five

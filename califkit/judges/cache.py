@@ -13,6 +13,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from califkit.runs import cut_torn_line, whole_lines
+
 
 class Cache:
     """Rows by their ``key``; the last row of a key counts. Without a path, kept in memory."""
@@ -35,15 +37,11 @@ class Cache:
         """
         if self.path is None or not self.path.exists():
             return
-        with self.path.open("rb") as file:
-            file.seek(self._read)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    break
-                self._lines += 1
-                self._read += len(line)
-                row = self._row(line)
-                self.rows[row["key"]] = row
+        for line in whole_lines(self.path, self._read):
+            self._lines += 1
+            self._read += len(line)
+            row = self._row(line)
+            self.rows[row["key"]] = row
 
     def add(self, row: dict[str, Any]) -> None:
         """Append one row."""
@@ -54,7 +52,7 @@ class Cache:
         file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
-            _cut_torn_line(file)
+            cut_torn_line(file)
             written = os.write(file, line)
             if written != len(line):  # a full disk: the rest would make a torn line in the middle
                 os.ftruncate(file, os.fstat(file).st_size - written)
@@ -73,16 +71,3 @@ class Cache:
         raise ValueError(
             f"{self.path}: line {self._lines} is no row of a judge cache: {line[:80]!r}"
         )
-
-
-def _cut_torn_line(file: int) -> None:
-    size = end = os.fstat(file).st_size
-    while end:
-        start = max(0, end - 65536)
-        newline = os.pread(file, end - start, start).rfind(b"\n")
-        if newline >= 0:
-            end = start + newline + 1
-            break
-        end = start
-    if end != size:
-        os.ftruncate(file, end)

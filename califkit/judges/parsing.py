@@ -12,7 +12,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-_MARKS = re.compile(r'\\.|["{}]', re.DOTALL)
+from califkit.json_text import outermost_objects
+
 _DIGITS = re.compile(r"[0-9]{1,3}")
 _TYPES: dict[str, tuple[type, ...]] = {
     "object": (dict,),
@@ -49,27 +50,14 @@ def read_object(text: str) -> dict[str, Any]:
     Unparsable
         If there is none, if it is not JSON, or if the text ends inside an object.
     """
-    start = depth = 0
-    in_string = False
-    last = None
-    for match in _MARKS.finditer(_after_thinking(text)):
-        mark = match[0]
-        if depth == 0:
-            if mark == "{":
-                start, depth, in_string = match.start(), 1, False
-        elif mark == '"':
-            in_string = not in_string
-        elif not in_string:
-            depth += (mark == "{") - (mark == "}")
-            if depth == 0:
-                last = match.string[start : match.end()]
-    if depth or last is None:
-        what = "no JSON object" if not depth else "the JSON object is cut off"
+    objects, cut_off = outermost_objects(_after_thinking(text))
+    if cut_off or not objects:
+        what = "the JSON object is cut off" if cut_off else "no JSON object"
         raise Unparsable(f"{what} in {brief(text)}" if text.strip() else "the answer is empty")
     try:
-        return json.loads(last, strict=False)  # line breaks inside strings are common
+        return json.loads(objects[-1], strict=False)  # line breaks inside strings are common
     except (ValueError, RecursionError) as error:
-        raise Unparsable(f"no valid JSON ({error}): {brief(last)}") from error
+        raise Unparsable(f"no valid JSON ({error}): {brief(objects[-1])}") from error
 
 
 def read_score(text: str) -> int:

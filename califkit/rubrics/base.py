@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
 from califkit.rubrics.files import Loaded, RubricError, digest, repeated
-from califkit.rubrics.judge_text import Messages, Unreadable, final_answer
+from califkit.rubrics.judge_text import Messages, Unreadable, without_reasoning
 
 Status = Literal["ok", "unparsable", "missing", "refused", "truncated"]
 
@@ -167,7 +167,7 @@ def parse(request: Request, reply: Reply | str) -> Verdict:
     if reply.text is None:
         return Verdict(request.id, "missing", reason="no answer from the judge")
     try:
-        return Verdict(request.id, "ok", request.read(final_answer(reply.text)))
+        return Verdict(request.id, "ok", request.read(without_reasoning(reply.text)))
     except Unreadable as problem:
         return Verdict(request.id, "unparsable", problem.value, str(problem))
 
@@ -221,7 +221,7 @@ def answer_to(item: Item, responses: Mapping[str, str | None]) -> str | None:
         return None
     if not isinstance(response, str):
         raise RubricError(f"item {item.id!r}: the response must be text, not {response!r}")
-    return final_answer(response)
+    return without_reasoning(response)
 
 
 def unanswered(unit: str, answer: str | None, nothing: Any) -> Verdict | None:

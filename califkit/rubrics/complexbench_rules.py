@@ -19,7 +19,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from califkit.rubrics.judge_text import Unreadable, balanced_objects, structured_answer
+from califkit.json_text import outermost_objects
+from califkit.rubrics.judge_text import Unreadable, structured_answer
 
 _FULL_WIDTH = str.maketrans(",.!?:;()", "，。！？：；（）")
 _QUOTES = "\"'“”‘’「」『』"
@@ -161,9 +162,9 @@ def _matches(rule: Rule, text: str) -> bool:
 
 
 def _has_keys(rule: Rule, text: str) -> bool:
-    first = next(balanced_objects(text), None)
+    objects, _ = outermost_objects(text)
     try:
-        value = json.loads(first) if first else None
+        value = json.loads(objects[0]) if objects else None
     except (ValueError, RecursionError):
         return False
     return isinstance(value, dict) and (rule.words == ("",) or set(value) == set(rule.words))
