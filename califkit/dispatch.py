@@ -363,12 +363,22 @@ def compute_all(
                 on_tick()
                 ticked = time.monotonic()
             if not running:
+                if local:
+                    _wait_for_ends(started)
                 return [open_run(profile, stage) for stage in stages]
             time.sleep(1)
     except BaseException:
         if local:
             cancel(started)
         raise
+
+
+def _wait_for_ends(jobs: Sequence[Job], seconds: float = 10) -> None:
+    """Let the controllers of complete local jobs end: an interrupt, as a notebook's end sends one,
+    would make them print a traceback."""
+    deadline = time.monotonic() + seconds
+    while any(_is_alive(job) for job in jobs) and time.monotonic() < deadline:
+        time.sleep(0.2)
 
 
 def watch(jobs: Sequence[Job], interval: float = 20) -> Iterator[str]:
