@@ -64,7 +64,7 @@ def audit(
 
     from califkit.audit_files import audit_files
     from califkit.audit_page import write_audit
-    from califkit.cli_verify import _available_processes
+    from califkit.cli_verify import available_processes
     from califkit.judges import JudgeError
 
     if out.exists() and not out.is_dir():
@@ -81,7 +81,7 @@ def audit(
             semantics=semantics,
             thinking=thinking,
             seed=seed,
-            processes=processes or _available_processes(),
+            processes=processes or available_processes(),
             tokens_per_pass=tokens_per_pass,
             progress=os.isatty(2),
         )

@@ -64,7 +64,7 @@ def verify(
             opened,
             output,
             both if compare_semantics else (semantics,),
-            processes or _available_processes(),
+            processes or available_processes(),
             strip_reasoning,
             progress=os.isatty(2),
         )
@@ -92,7 +92,7 @@ def _check_output(output: Path | None) -> None:
         raise DataError(f"{output}: the folder {output.parent} does not exist")
 
 
-def _available_processes() -> int:
+def available_processes() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

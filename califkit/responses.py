@@ -122,7 +122,7 @@ class Responses:
 
     def _own(self) -> Iterator[Answer]:
         skipped = {row.row for row in self.left_out}
-        for line, _, raw in _lines(self.path):
+        for line, _, raw in numbered_lines(self.path):
             if line not in skipped:
                 row = decode_line(raw)
                 yield Answer(_own_prompt(row), _response(row), line)
@@ -278,7 +278,7 @@ def _file(path: str | Path) -> Path:
     return path
 
 
-def _lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
+def numbered_lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
     """Number (from 1), offset and bytes of each line that is not blank."""
     offset = 0
     with path.open("rb") as file:
@@ -297,7 +297,7 @@ def _read(
         raise DataError(f"on_error={on_error!r}: must be 'raise' or 'quarantine'")
     left_out: list[Quarantined] = []
     n_rows = 0
-    for line, offset, raw in _lines(path):
+    for line, offset, raw in numbered_lines(path):
         n_rows += 1
         key = None
         try:
@@ -318,7 +318,7 @@ def _read(
 
 
 def _first_row_has_constraints(path: Path) -> bool:
-    for _, _, raw in _lines(path):
+    for _, _, raw in numbered_lines(path):
         try:
             return _has_constraints(decode_line(raw))
         except UnusableRow:

@@ -20,7 +20,14 @@ from typing import Any
 
 from califkit.adapters import read_constraints
 from califkit.data import DataError
-from califkit.responses import IFBENCH, Prompt, Responses, load_prompts, open_responses
+from califkit.responses import (
+    IFBENCH,
+    Prompt,
+    Responses,
+    load_prompts,
+    numbered_lines,
+    open_responses,
+)
 from califkit.rows import UnusableRow, decode_line, row_key, short, to_instance
 from califkit.split import split_request
 from califkit.verifiers import Constraint
@@ -77,7 +84,7 @@ class ScorableFile:
             self._requests = _requests(Path(constraints))
 
     def _brings_requests_only(self) -> bool:
-        first = next(_numbered(self.path), None)
+        first = next(numbered_lines(self.path), None)
         if first is None:
             raise DataError(f"{self.path}: holds no rows")
         line, _, raw = first
@@ -109,12 +116,12 @@ class ScorableFile:
         line = 0
         try:
             if self.joined is None:
-                for line, _, raw in _numbered(self.path):
+                for line, _, raw in numbered_lines(self.path):
                     row = decode_line(raw)
                     if _column(row, "response", required=True) is not None:
                         yield self._scorable(row, line, None, row["response"])
                 return
-            offsets = {number: offset for number, offset, _ in _numbered(self.path)}
+            offsets = {number: offset for number, offset, _ in numbered_lines(self.path)}
             with self.path.open("rb") as file:
                 for answer in self.joined:
                     if answer.response is None:
@@ -146,17 +153,6 @@ class ScorableFile:
 
 
 # --- fields of a row ------------------------------------------------------------------------------
-
-
-def _numbered(path: Path) -> Iterator[tuple[int, int, bytes]]:
-    """Number (from 1), offset and bytes of each line that is not blank."""
-    offset = 0
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
-            if text.strip():
-                yield number, offset, text
-            offset += len(line)
 
 
 def _data(row: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -197,7 +193,7 @@ def _requests(path: Path) -> dict[str, tuple[str, str]]:
     """Request and source of every prompt in a prompt file, by the prompt's text."""
     found = {}
     prompts = load_prompts(path).prompts
-    for prompt, (line, _, raw) in zip(prompts, _numbered(path), strict=True):
+    for prompt, (line, _, raw) in zip(prompts, numbered_lines(path), strict=True):
         try:
             found[prompt.prompt] = _request(decode_line(raw), prompt, {})
         except UnusableRow as problem:
