@@ -77,9 +77,10 @@ test: export TQDM_DISABLE = 1
 # Two tests at a time, each on one thread.
 test: export OMP_NUM_THREADS = 1
 test: env
-	@echo "[1/5] lint and format"
+	@echo "[1/5] lint, format, who imports whom"
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
 	@echo "[2/5] unit tests and notebook rules, slow ones included"
 	$(BIN)/python -m pytest -m "not gpu" -n 2 --dist worksteal
 	@echo "[3/5] the examples in the docstrings"

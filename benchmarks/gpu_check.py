@@ -56,8 +56,8 @@ def compare(what: str, found: list[float], exact: list[float]) -> None:
 
 def cpu_scorer(name: str) -> Any:
     """The scorer that the others are held against: float32, on the CPU."""
-    from califkit.likelihood import ReferenceScorer
-    from califkit.models import load_model, load_tokenizer, resolve
+    from califkit.models.likelihood import ReferenceScorer
+    from califkit.models.resolve import load_model, load_tokenizer, resolve
 
     folder = resolve(name)
     return ReferenceScorer(load_model(folder).to("cpu"), load_tokenizer(folder))
@@ -65,9 +65,9 @@ def cpu_scorer(name: str) -> Any:
 
 def likelihood(tiny: bool) -> None:
 
-    from califkit.generate import load_engine
-    from califkit.likelihood import ReferenceScorer
-    from califkit.params import Sampling
+    from califkit.models.engines import load_engine
+    from califkit.models.likelihood import ReferenceScorer
+    from califkit.runs.settings import Sampling
 
     name = model_name(tiny)
     engine = load_engine(name)
@@ -90,9 +90,9 @@ def train(tiny: bool, lora: bool) -> None:
     from trl import GRPOConfig, GRPOTrainer
 
     from califkit import CalifReward, Constraint
-    from califkit.adapters import constraints_json
-    from califkit.bounds import measure_bounds
-    from califkit.models import resolve
+    from califkit.anchors.bounds import measure_bounds
+    from califkit.data.rows import constraints_json
+    from califkit.models.resolve import resolve
 
     name, tokens, steps = model_name(tiny), 8 if tiny else 64, 2 if tiny else 5
     on_gpu = torch.cuda.is_available()

@@ -34,11 +34,12 @@ from transformers import PrinterCallback, TrainerCallback, set_seed
 from trl import GRPOConfig, GRPOTrainer
 
 from califkit import CalifReward
-from califkit.adapters import VerifierReward, constraints_json
-from califkit.composer import compose
-from califkit.data import load_rows
-from califkit.likelihood import ReferenceScorer
-from califkit.models import resolve
+from califkit.data.composer import compose
+from califkit.data.load import load_rows
+from califkit.data.rows import constraints_json
+from califkit.models.likelihood import ReferenceScorer
+from califkit.models.resolve import resolve
+from califkit.rewards.adapters import VerifierReward
 
 ARMS = ("r_ver", "calif")
 PARTS = ("generation", "KL pass", "x pass", "verifiers", "training", "other")

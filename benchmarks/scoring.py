@@ -2,9 +2,9 @@
 
 Three ways to the same number, the average log-likelihood of each answer:
 
-* *naive*: logits of all rows at once in float32, log-softmax, gather;
-* *trl*: the fused language-model head that TRL's trainers use, all rows at once;
-* *califkit*: `califkit.likelihood.ReferenceScorer` with its defaults. The requests differ, so no
+* *naive*: logits of all rows at once in float32, log-softmax, gather; * *trl*: the fused
+language-model head that TRL's trainers use, all rows at once; * *califkit*:
+`califkit.models.likelihood.ReferenceScorer` with its defaults. The requests differ, so no
   prefix is shared.
 
 Every run has a process of its own: it loads the model, scores one short row to warm up, notes its
@@ -120,8 +120,8 @@ def run_once(args: argparse.Namespace) -> dict[str, Any]:
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
-    from califkit.likelihood import ReferenceScorer
-    from califkit.models import load_tokenizer, resolve
+    from califkit.models.likelihood import ReferenceScorer
+    from califkit.models.resolve import load_tokenizer, resolve
 
     logging.disable_progress_bar()
     torch.set_num_threads(args.threads)

@@ -1,6 +1,6 @@
 """Diagnose and correct reward hacking in verifiable instruction following.
 
-The names below are the everyday entry points; everything else lives in the module its name says.
+The names below are the everyday entry points; everything else lives in the room its name says.
 They are resolved on first use, so that ``import califkit`` loads neither torch nor transformers
 nor nltk.
 
@@ -17,18 +17,37 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from califkit.trl_reward import CalifReward
+    from califkit.anchors.bounds import measure_bounds
+    from califkit.data.rows import constraints_json
+    from califkit.rewards.trl import CalifReward
     from califkit.verifiers import Constraint, verify
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
-__all__ = ["CalifReward", "Constraint", "__version__", "verify"]
+__all__ = [
+    "CalifReward",
+    "CalifkitError",
+    "Constraint",
+    "__version__",
+    "constraints_json",
+    "measure_bounds",
+    "verify",
+]
 
 _HOME = {
-    "CalifReward": "califkit.trl_reward",
+    "CalifReward": "califkit.rewards.trl",
     "Constraint": "califkit.verifiers",
+    "constraints_json": "califkit.data.rows",
+    "measure_bounds": "califkit.anchors.bounds",
     "verify": "califkit.verifiers",
 }
+
+
+class CalifkitError(Exception):
+    """What was asked for cannot be done as asked: a file, a setting, a model, a judge.
+
+    The message names what has to change. The command line prints it and ends with exit code 2.
+    """
 
 
 def __getattr__(name: str) -> object:

@@ -4,10 +4,8 @@ import torch
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
-from califkit import CalifReward, Constraint
-from califkit.adapters import constraints_json
-from califkit.bounds import measure_bounds
-from califkit.models import resolve
+from califkit import CalifReward, Constraint, constraints_json, measure_bounds
+from califkit.models.resolve import resolve
 
 model = str(resolve(os.environ.get("MODEL", "smollm2-135m-instruct")))
 requests = ["Describe the sea.", "Explain how bread is made."]

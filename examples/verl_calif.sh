@@ -38,7 +38,7 @@ python -m verl.trainer.main_ppo \
   actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=8 \
   reward.num_workers=1 \
   reward.reward_manager.name=naive \
-  reward.custom_reward_function.path=pkg://califkit.verl_reward \
+  reward.custom_reward_function.path=pkg://califkit.rewards.verl \
   reward.custom_reward_function.name=compute_score_async \
   +reward.custom_reward_function.reward_kwargs.model="$MODEL" \
   +reward.custom_reward_function.reward_kwargs.alpha=0.1 \

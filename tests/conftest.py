@@ -21,7 +21,7 @@ def shared() -> Path:
 @pytest.fixture(scope="session")
 def tiny_folder() -> Path:
     """Folder of the tiny random Llama, built in the user's cache if it is not there."""
-    from califkit.models import resolve
+    from califkit.models.resolve import resolve
 
     return resolve("tiny-random-llama")
 
@@ -32,8 +32,8 @@ def tiny(tiny_folder):
     import torch
     from transformers import AutoModelForCausalLM
 
-    from califkit.generate import TransformersEngine
-    from califkit.models import load_tokenizer
+    from califkit.models.engines import TransformersEngine
+    from califkit.models.resolve import load_tokenizer
 
     model = AutoModelForCausalLM.from_pretrained(tiny_folder, dtype=torch.float32).eval()
     return TransformersEngine(model, load_tokenizer(tiny_folder))

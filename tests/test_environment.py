@@ -181,4 +181,4 @@ def test_one_version_everywhere():
     import califkit
 
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    assert citation["version"] == califkit.__version__ == "0.1.0"
+    assert citation["version"] == califkit.__version__ == "0.2.0"

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from califkit import verl_reward
-from califkit.params import load_params
+from califkit.rewards import verl
+from califkit.runs.params import load_params
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
@@ -60,12 +60,12 @@ def test_the_verl_script_is_a_script():
 
 def test_the_verl_script_names_a_function_of_ours_and_its_options(settings):
     function = settings.pop("reward.custom_reward_function.name")
-    assert settings["reward.custom_reward_function.path"] == f"pkg://{verl_reward.__name__}"
-    assert inspect.iscoroutinefunction(getattr(verl_reward, function))
+    assert settings["reward.custom_reward_function.path"] == f"pkg://{verl.__name__}"
+    assert inspect.iscoroutinefunction(getattr(verl, function))
     start = "reward.custom_reward_function.reward_kwargs."
     options = {name.removeprefix(start) for name in settings if name.startswith(start)}
     assert "model" in options
-    assert options <= set(inspect.signature(verl_reward.CalifVerlReward).parameters)
+    assert options <= set(inspect.signature(verl.CalifVerlReward).parameters)
 
 
 def test_the_verl_script_has_the_papers_settings(settings):
@@ -104,7 +104,7 @@ def test_the_rows_that_the_verl_page_makes(tmp_path):
 
     table = pd.read_parquet(tmp_path / "data" / "train.parquet")
     assert [row["request"] for row in table["extra_info"]] == ["Describe the sea.", "Name a drink."]
-    scores = verl_reward.compute_score_batch(
+    scores = verl.compute_score_batch(
         table["data_source"],
         ["Blue.", "Tea, milk."],
         [row["ground_truth"] for row in table["reward_model"]],

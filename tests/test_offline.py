@@ -40,8 +40,9 @@ for name in ("getaddrinfo", "gethostbyname", "gethostbyname_ex"):
 
 PIPELINE = """
 import socket, sys
-from califkit import dispatch, evaluation
-from califkit.params import load_params
+from califkit.exhibits import summary, training as tables
+from califkit.runs import dispatch
+from califkit.runs.params import load_params
 
 for attempt in (
     lambda: socket.socket().connect(("192.0.2.1", 80)),
@@ -60,9 +61,9 @@ anchors = dispatch.run_stage(params.profile, settings.anchor_stage(), settings.e
 for stage in settings.train_stages():
     training = dispatch.run_stage(params.profile, stage, settings.execution)
 runs = [dispatch.run_stage(params.profile, s, settings.execution) for s in settings.score_stages()]
-table = evaluation.summary_table(evaluation.metrics_by_run(runs))
+table = summary.summary_table(summary.metrics_by_run(runs))
 print(sorted(set(table["method"])), len(table), anchors.is_complete, training.is_complete)
-print(len(evaluation.training_table([training])), len(evaluation.rollout_table([training])))
+print(len(tables.training_table([training])), len(tables.rollout_table([training])))
 """
 
 

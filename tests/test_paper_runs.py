@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from califkit.params import TrainStage, load_params, stage_hash
+from califkit.runs.params import load_params
+from califkit.runs.stages import TrainStage, stage_hash
 
 ROOT = Path(__file__).resolve().parents[1]
 ABLATIONS = ("direct_bonus", "no_lower", "no_upper", "inner_region", "outer_region")

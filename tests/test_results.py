@@ -1,8 +1,10 @@
 """The runs recorded in results/ belong to the profile and the data of this version."""
 
-from califkit.params import load_params
-from califkit.prompts import training_prompts
-from califkit.runs import ROLLOUTS, open_run, own_run, read_jsonl, record_runs, results_dir
+from califkit.data.prompts import training_prompts
+from califkit.runs.folders import ROLLOUTS, open_run, own_run, record_runs
+from califkit.runs.jsonl import read_jsonl
+from califkit.runs.params import load_params
+from califkit.runs.paths import results_dir
 
 
 def test_every_stage_of_the_laptop_profile_is_recorded(tmp_path, monkeypatch):

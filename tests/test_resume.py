@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 from tiny_runs import environment, kill_when, n_lines, params_file, start
 
-from califkit.dispatch import run_stage
-from califkit.params import Params, Stage, load_params
-from califkit.runs import LOG, ROLLOUTS, Run, open_run, read_jsonl
+from califkit.runs.dispatch import run_stage
+from califkit.runs.folders import LOG, ROLLOUTS, Run, open_run
+from califkit.runs.jsonl import read_jsonl
+from califkit.runs.params import Params, load_params
+from califkit.runs.stages import Stage
 
 pytestmark = pytest.mark.slow
 
@@ -23,8 +25,8 @@ DRAWS, RESPONSES, SCORES = "draws.jsonl", "responses.jsonl", "scores.jsonl"
 SAVE_EVERY, STEPS = 2, 5
 BASE_ALONE = """
 import sys
-from califkit import dispatch
-from califkit.params import load_params
+from califkit.runs import dispatch
+from califkit.runs.params import load_params
 kind, file = sys.argv[1:]
 params = load_params(file)
 scores = params.settings.score_stages()[0]
@@ -116,7 +118,7 @@ def assert_continued(killed: Killed, name: str) -> None:
 
 def test_anchors(stages):
     stage = stages.params.settings.anchor_stage()
-    command = ["-m", "califkit.cli", "anchors", "--profile"]
+    command = ["-m", "califkit.cli.main", "anchors", "--profile"]
     killed = stages.kill_and_continue(stage, command, DRAWS, 3)
     assert_continued(killed, DRAWS)
     assert len(killed.rows(DRAWS)[0]) == 12 * 2
@@ -127,7 +129,7 @@ def test_anchors(stages):
 @pytest.fixture(scope="module")
 def training(stages) -> Killed:
     (stage,) = stages.params.settings.train_stages()
-    command = ["-m", "califkit.cli", "train", "--profile"]
+    command = ["-m", "califkit.cli.main", "train", "--profile"]
     return stages.kill_and_continue(stage, command, LOG, SAVE_EVERY + 1)
 
 
@@ -160,7 +162,7 @@ def test_training_otherwise(tmp_path, monkeypatch, change):
     """The adapter, or the reference that the trainer does not hold, survives a kill too."""
     stages = Stages(tmp_path, monkeypatch, training={"steps": STEPS, **change})
     (stage,) = stages.params.settings.train_stages()
-    command = ["-m", "califkit.cli", "train", "--profile"]
+    command = ["-m", "califkit.cli.main", "train", "--profile"]
     killed = stages.kill_and_continue(stage, command, LOG, SAVE_EVERY + 1)
     assert "continuing after step" in killed.printed
     ours, unbroken = killed.rows(LOG)
@@ -176,7 +178,7 @@ def test_training_otherwise(tmp_path, monkeypatch, change):
 
 def test_rows_after_the_checkpoint_are_cut(tmp_path):
     """Rollouts are written before their step's row, so a kill may leave one step more of them."""
-    from califkit.training_log import TrainingLog
+    from califkit.training.log import TrainingLog
 
     log = TrainingLog(tmp_path, STEPS, "train")
     log.steps.append([{"step": step} for step in (1, 2, 3)])
@@ -205,7 +207,7 @@ def torn_after_the_weights(checkpoint: Path) -> None:
 
 @pytest.mark.parametrize("tear", [torn_without_state, torn_inside_state, torn_after_the_weights])
 def test_a_torn_checkpoint_is_passed_over(tmp_path, tear):
-    from califkit.checkpoints import last_checkpoint
+    from califkit.training.checkpoints import last_checkpoint
 
     for step in (8, 10):
         (tmp_path / f"checkpoint-{step}").mkdir()
@@ -242,7 +244,7 @@ def test_killed_after_the_last_checkpoint(stages, training, capfd, monkeypatch):
 
     On the way there, whenever a checkpoint was deleted, a newer one was whole.
     """
-    from califkit.checkpoints import is_whole
+    from califkit.training.checkpoints import is_whole
 
     stage, unbroken = training.run.stage, training.unbroken
     run = stages.open("late", stage)
@@ -308,8 +310,8 @@ def test_a_complete_stage_costs_nothing(stages):
         stages.compute("unbroken", stage)
     script = """
 import sys, time
-from califkit import dispatch
-from califkit.params import load_params
+from califkit.runs import dispatch
+from califkit.runs.params import load_params
 started = time.perf_counter()
 params = load_params(sys.argv[1])
 settings = params.settings

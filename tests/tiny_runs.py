@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from califkit.params import Params, load_params
+from califkit.runs.params import Params, load_params
 
 SETTINGS: dict[str, Any] = {
     "model": "tiny-random-llama",

@@ -3,7 +3,7 @@
 import copy
 from pathlib import Path
 
-from califkit.generate import TransformersEngine
+from califkit.models.engines import TransformersEngine
 
 TEMPLATE = (
     "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}{{ eos_token }}{% endfor %}"

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from califkit.adapters import constraints_json
+from califkit.data.rows import constraints_json
 from califkit.verifiers import Constraint
 
 REQUESTS = ["Name a drink.", "Describe the weather at the sea.", "Say hello.", "Count to three."]

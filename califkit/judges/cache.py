@@ -13,7 +13,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from califkit.runs import cut_torn_line, whole_lines
+from califkit.runs.jsonl import cut_torn_line, whole_lines
+from califkit.runs.judge_settings import JudgeModel
+from califkit.runs.paths import runs_dir
 
 
 class Cache:
@@ -71,3 +73,8 @@ class Cache:
         raise ValueError(
             f"{self.path}: line {self._lines} is no row of a judge cache: {line[:80]!r}"
         )
+
+
+def judge_cache(profile: str, judge: JudgeModel) -> Path:
+    """Where the verdicts of a judge are kept, below the runs of the profile."""
+    return runs_dir() / profile / "judges" / f"{judge.name}.jsonl"

@@ -19,13 +19,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import SecretStr
 
-from califkit.judge_settings import JudgeSettings
+from califkit import CalifkitError
 from califkit.judges.parsing import brief
+from califkit.runs.judge_settings import JudgeSettings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from openai import APIStatusError
+
 
 _SWITCHES = {
     "response_format": "structured: none",
@@ -43,7 +45,7 @@ _HOPELESS = {401: "the key is not accepted", 402: "no credit", 404: "no such add
 _SHORTEST_KEY = 8  # anything shorter is a placeholder, and could be part of an ordinary answer
 
 
-class JudgeError(RuntimeError):
+class JudgeError(CalifkitError, RuntimeError):
     """A judge that cannot be used as it is set up, or a run that exceeds its limits."""
 
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from califkit.json_text import outermost_objects
+from califkit.judges.json_text import outermost_objects
 
 _DIGITS = re.compile(r"[0-9]{1,3}")
 _TYPES: dict[str, tuple[type, ...]] = {

@@ -14,13 +14,7 @@ from functools import partial
 from string import Template
 from typing import Any
 
-from califkit.judges.parsing import (
-    Unparsable,
-    check_schema,
-    read_choice,
-    read_fields,
-    read_score,
-)
+from califkit.judges.parsing import Unparsable, check_schema, read_choice, read_fields, read_score
 
 VERDICTS = ("first", "second", "tie")
 

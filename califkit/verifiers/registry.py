@@ -25,13 +25,15 @@ from dataclasses import dataclass, field, replace
 from types import UnionType
 from typing import Any
 
+from califkit import CalifkitError
+
 RELATIONS = ("less than", "at least")
 FAMILIES = ("ifeval", "iftrain", "ifbench")
 
 _REQUIRED: Any = object()
 
 
-class ConstraintError(ValueError):
+class ConstraintError(CalifkitError, ValueError):
     """A constraint that cannot be built; names the id, the key and the value."""
 
 

@@ -1,0 +1,475 @@
+"""The anchor health report: are the bounds worth training on?
+
+The method's own authors found a list of weaknesses in their anchors, F1 to F16 here. Each becomes a
+line: measured from the table of bounds, or, where it needs rollouts, a pointer to the training log.
+Pure functions of the table of `califkit.anchors.table`, the prompts and, if there are extra draws,
+the table of `califkit.anchors.probe`; nothing is drawn or scored.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from califkit.anchors.region import zones
+from califkit.anchors.rows import LOOP_DISTINCT, LOOP_PHRASE, LOOP_WORDS, NEAR_EMPTY, SIDES
+from califkit.anchors.table import degenerate, join_anchors, missing_answers, per_draw
+from califkit.data.load import Instance
+from califkit.metrics import nan_mean
+
+ONE_DRAW = (
+    "not measured, because one draw a side; `califkit anchors report --probe N` draws more for N "
+    "prompts"
+)
+IN_TRAINING = "not measured here: it needs rollouts, see the training log"
+COLUMNS = ["finding", "what", "value", "n", "comment"]
+
+
+@dataclass(frozen=True)
+class Health:
+    """``summary`` has a row a fact (`COLUMNS`; ``value`` is NaN where the comment says why), and
+    ``details`` the tables behind it by name."""
+
+    summary: pd.DataFrame
+    details: dict[str, pd.DataFrame]
+
+
+def health_report(
+    table: pd.DataFrame, instances: Sequence[Instance], probe: pd.DataFrame | None = None
+) -> Health:
+    """Everything that can be said of a table of bounds.
+
+    Parameters
+    ----------
+    table
+        Bounds of at least these prompts.
+    instances
+        The training prompts. `AnchorError` if one of them has no bounds, or those of another
+        request.
+    probe
+        Extra draws for some of these prompts (`califkit.anchors.probe.read_probe`). Then they alone
+        tell how draws of a prompt differ (persistence in F1, spread in F7, and F11 and F16).
+
+    Returns
+    -------
+    Health
+        Details: ``length_ratio``, ``n_constraints``, ``length``, ``family``, ``missing``.
+        Shares lie in [0, 1], lengths are tokens of the answer, l is in nats per token.
+    """
+    table = join_anchors(instances, table)
+    details = {
+        "length_ratio": reversed_by_length_ratio(table),
+        "n_constraints": reversed_by_n_constraints(table, instances),
+        "length": l_by_length(table),
+        "family": compliance_by_family(table, instances),
+        "missing": missing_prompts(table),
+    }
+    repeated = table if probe is None else _with_probe(table, probe)
+    lines = [
+        *_reversal(table, repeated, details["length_ratio"]),
+        *_length(table),
+        *_zeroing(table),
+        *_compliance(table),
+        *_spread(table, repeated),
+        *_defects(table),
+        *_coverage(table),
+        *_conditions(table, instances),
+        *_replay(repeated, _n_draws(table)),
+    ]
+    order = sorted(lines, key=lambda line: int(line[0][1:]))
+    return Health(pd.DataFrame(order, columns=COLUMNS), details)
+
+
+# ---------------------------------------------------------------- tables
+
+
+def answers(table: pd.DataFrame) -> pd.DataFrame:
+    """One row an answer with an l: ``side``, ``key``, ``draw``, ``tokens``, ``l``, ``r_ver``."""
+    frames = []
+    for side in SIDES:
+        l = per_draw(table, f"{side}_l")  # noqa: E741
+        prompt, draw = np.nonzero(~np.isnan(l))
+        frames.append(
+            pd.DataFrame(
+                {
+                    "side": side,
+                    "key": table["key"].to_numpy()[prompt],
+                    "draw": draw,
+                    "tokens": per_draw(table, f"{side}_tokens_each")[prompt, draw],
+                    "l": l[prompt, draw],
+                    "r_ver": per_draw(table, f"{side}_r_ver_each")[prompt, draw],
+                }
+            )
+        )
+    return pd.concat(frames, ignore_index=True)
+
+
+def reversed_by_length_ratio(table: pd.DataFrame, parts: int = 8) -> pd.DataFrame:
+    """Share of reversed bounds by octile of the length ratio constrained / natural (F3).
+
+    Columns ``octile``, ``ratio_from``, ``ratio_to``, ``n``, ``reversed``; prompts with both bounds
+    only. Equal ratios stay together, so there are fewer rows where many are equal.
+    """
+    known = _bounded(table)
+    ratio = (known["constrained_tokens"] / known["natural_tokens"]).to_numpy()
+    edges = np.unique(np.quantile(ratio, np.arange(1, parts) / parts)) if len(ratio) else ratio
+    octile = np.searchsorted(edges, ratio)
+    rows = [
+        (number, ratio[part].min(), ratio[part].max(), part.sum(), _is_reversed(known)[part].mean())
+        for number, part in enumerate((octile == value for value in np.unique(octile)), start=1)
+    ]
+    return pd.DataFrame(rows, columns=["octile", "ratio_from", "ratio_to", "n", "reversed"])
+
+
+def reversed_by_n_constraints(table: pd.DataFrame, instances: Sequence[Instance]) -> pd.DataFrame:
+    """Share of reversed bounds by number of constraints: ``n_constraints``, ``n``, ``reversed``."""
+    counts = pd.Series([len(i.constraints) for i in instances], index=table.index)
+    known = _bounded(table)
+    groups = pd.Series(_is_reversed(known), index=known.index).groupby(counts[known.index])
+    rows = [(int(number), len(group), group.mean()) for number, group in groups]
+    return pd.DataFrame(rows, columns=["n_constraints", "n", "reversed"])
+
+
+def l_by_length(table: pd.DataFrame) -> pd.DataFrame:
+    """l by length of the answer, in bins that double (F2).
+
+    Columns ``side``, ``tokens_from`` (included), ``tokens_to`` (excluded), ``n``, ``median_l``,
+    ``std_l`` (n - 1, NaN for one answer).
+    """
+    drawn = answers(table)
+    drawn = drawn[drawn["tokens"] > 0]
+    exponent = np.floor(np.log2(drawn["tokens"])).astype(int)
+    rows = [
+        (side, 2**power, 2 ** (power + 1), len(group), group.median(), group.std(ddof=1))
+        for (side, power), group in drawn["l"].groupby([drawn["side"], exponent])
+    ]
+    columns = ["side", "tokens_from", "tokens_to", "n", "median_l", "std_l"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def compliance_by_family(table: pd.DataFrame, instances: Sequence[Instance]) -> pd.DataFrame:
+    """How well constrained answers follow their own constraints, by family of the constraint (F6).
+
+    The family is the id up to the colon; an empty answer follows nothing. Columns: ``family``,
+    ``n`` (constraints), ``followed`` (share of them, over all draws), ``prompts`` (with such a
+    constraint), ``all_followed`` (share of their answers that follow all constraints of the
+    prompt), ``mean_r_ver`` (of these answers).
+    """
+    shares, prompts = defaultdict(list), defaultdict(list)
+    for i, instance in enumerate(instances):
+        for constraint, share in zip(
+            instance.constraints, table["constrained_followed"].iloc[i], strict=True
+        ):
+            family = constraint.id.partition(":")[0]
+            shares[family].append(share)
+            if i not in prompts[family][-1:]:
+                prompts[family].append(i)
+    r_ver = per_draw(table, "constrained_r_ver_each")
+    rows = [
+        (
+            family,
+            len(shares[family]),
+            np.mean(shares[family]),
+            len(prompts[family]),
+            (r_ver[prompts[family]] == 1).mean(),
+            r_ver[prompts[family]].mean(),
+        )
+        for family in sorted(shares)
+    ]
+    columns = ["family", "n", "followed", "prompts", "all_followed", "mean_r_ver"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def missing_prompts(table: pd.DataFrame) -> pd.DataFrame:
+    """Prompts without a bound (F9): ``key``, ``side``, ``reason``, and of the other side ``tokens``
+    and ``r_ver``."""
+    rows = []
+    for side, other in (SIDES, SIDES[::-1]):
+        empty = per_draw(table, f"{side}_defect_each") == "empty"
+        for i in np.flatnonzero(empty.all(axis=1)):
+            row = table.iloc[[i]]
+            reason = " / ".join(missing_answers(row, side))
+            rows.append(
+                (row["key"].iloc[0], side, reason)
+                + (row[f"{other}_tokens"].iloc[0], row[f"{other}_r_ver"].iloc[0])
+            )
+    return pd.DataFrame(rows, columns=["key", "side", "reason", "tokens", "r_ver"])
+
+
+# ---------------------------------------------------------------- lines of the summary
+
+Line = tuple[str, str, float, int, str]
+
+
+def _share(finding: str, what: str, mask: Any, comment: str = "") -> Line:
+    mask = np.asarray(mask, dtype=float)
+    if not mask.size:
+        return (finding, what, np.nan, 0, "not measured, because there is nothing to count")
+    return (finding, what, float(mask.mean()), mask.size, comment)
+
+
+def _unmeasured(finding: str, what: str, why: str) -> Line:
+    return (finding, what, np.nan, 0, why)
+
+
+def _bounded(table: pd.DataFrame) -> pd.DataFrame:
+    return table.dropna(subset=["l0", "l1"])
+
+
+def _is_reversed(table: pd.DataFrame) -> np.ndarray:
+    return (table["l0"] > table["l1"]).to_numpy()
+
+
+def _n_draws(table: pd.DataFrame) -> int:
+    return per_draw(table, "constrained_l").shape[1]
+
+
+def _with_probe(table: pd.DataFrame, probe: pd.DataFrame) -> pd.DataFrame:
+    """The probed prompts with the draws behind their bounds and the extra ones after them; ``l0``
+    and ``l1`` stay those of the table."""
+    joined = table.set_index("key").loc[probe["key"]].reset_index()
+    for side in SIDES:
+        for column in (f"{side}_l", f"{side}_r_ver_each"):
+            joined[column] = list(np.hstack([per_draw(joined, column), per_draw(probe, column)]))
+    return joined
+
+
+def _reversed_each(table: pd.DataFrame) -> np.ndarray:
+    """Whether draw j of the two sides is reversed, (prompts, draws); complete prompts only."""
+    l0, l1 = (per_draw(table, f"{side}_l") for side in SIDES)
+    complete = ~np.isnan(l0 + l1).any(axis=1)
+    return (l0 > l1)[complete]
+
+
+def _reversal(table: pd.DataFrame, repeated: pd.DataFrame, octiles: pd.DataFrame) -> list[Line]:
+    known = _bounded(table)
+    reverse = _is_reversed(known)
+    longer = (known["constrained_tokens"] > known["natural_tokens"]).to_numpy()
+    sound = ~degenerate(known)
+    lines = [
+        _share("F1", "reversed bounds (l0 > l1), share", reverse, "no bonus on these prompts"),
+        _share("F1", "reversed bounds without degenerate prompts", reverse[sound]),
+    ]
+    what = [
+        "reversed in a further draw where draw 1 is",
+        "reversed in a further draw where draw 1 is not",
+        "reversed in at least one draw",
+        "reversed in every draw",
+    ]
+    if _n_draws(repeated) == 1:
+        lines += [_unmeasured("F1", line, ONE_DRAW) for line in what]
+    else:
+        each = _reversed_each(repeated)
+        first, further = each[:, 0], each[:, 1:]
+        masks = (
+            further[first].ravel(),
+            further[~first].ravel(),
+            each.any(axis=1),
+            each.all(axis=1),
+        )
+        of = f"of {each.shape[1]} draws"
+        notes = ("equal to the next line would be pure chance", "", of, of)
+        lines += [_share("F1", *line) for line in zip(what, masks, notes, strict=True)]
+    what = "reversed bounds in the {} octile of length ratio"
+    if len(octiles):
+        for name, row in (("lowest", octiles.iloc[0]), ("highest", octiles.iloc[-1])):
+            note = f"constrained / natural {row['ratio_from']:.2f} to {row['ratio_to']:.2f}"
+            lines.append(("F3", what.format(name), row["reversed"], int(row["n"]), note))
+    lines.append(_share("F3", "constrained answer is the longer, of reversed", longer[reverse]))
+    return lines
+
+
+def _length(table: pd.DataFrame) -> list[Line]:
+    drawn = answers(table)
+    lines = []
+    for side in SIDES:
+        part = drawn[drawn["side"] == side]
+        note = "near 0: l does not depend on length"
+        lines.append(_correlation("F2", f"rank correlation of l with length, {side}", part, note))
+    part = drawn[drawn["side"] == "constrained"].rename(columns={"r_ver": "x"})
+    what = "rank correlation of l with r_ver, constrained"
+    lines.append(_correlation("F2", what, part, "near 0: l says nothing of compliance", "x"))
+    for side in SIDES:
+        lengths = drawn.loc[drawn["side"] == side, "tokens"]
+        note = "rollouts whose length differs by a factor 2 are not comparable"
+        lines.append(
+            ("F2", f"median length, {side} (tokens)", lengths.median(), len(lengths), note)
+        )
+    return lines
+
+
+def _correlation(
+    finding: str, what: str, drawn: pd.DataFrame, note: str, by: str = "tokens"
+) -> Line:
+    if min(drawn["l"].nunique(), drawn[by].nunique()) < 2:
+        return _unmeasured(finding, what, "not measured, because all values are the same")
+    return (finding, what, float(stats.spearmanr(drawn["l"], drawn[by])[0]), len(drawn), note)
+
+
+def _zeroing(table: pd.DataFrame) -> list[Line]:
+    known = _bounded(table)
+    l = per_draw(known, "constrained_l")  # noqa: E741
+    compliant = (per_draw(known, "constrained_r_ver_each") == 1) & ~np.isnan(l)
+    zeroed = l > known["l1"].to_numpy()[:, None]
+    what = "the reference's own compliant constrained answers that would be zeroed"
+    note = "answers with r_ver = 1 and l > l1"
+    if _n_draws(table) == 1:
+        note += "; circular with one draw, whose l is l0: see F16"
+    return [
+        _share("F4", what, zeroed[compliant], note),
+        _unmeasured("F5", "sign flips by group normalisation", IN_TRAINING),
+    ]
+
+
+def _compliance(table: pd.DataFrame) -> list[Line]:
+    known = _bounded(table)
+    usual = known[~_is_reversed(known)]
+    r_ver = per_draw(table, "constrained_r_ver_each")
+    what = "prompts with a region whose constrained answers break a constraint"
+    note = "a bonus earned there is for likelihood like that of a failed answer"
+    return [
+        _share("F6", "constrained answers that follow all their constraints", r_ver.ravel() == 1),
+        _share("F6", "constraints followed by constrained answers (mean r_ver)", r_ver.ravel()),
+        _share("F6", what, (per_draw(usual, "constrained_r_ver_each") < 1).any(axis=1), note),
+    ]
+
+
+def _spread(table: pd.DataFrame, repeated: pd.DataFrame) -> list[Line]:
+    width = (_bounded(table)["l1"] - _bounded(table)["l0"]).to_numpy()
+    n = len(width)
+    middle, low = (float(np.quantile(width, q)) if n else np.nan for q in (0.5, 0.05))
+    lines: list[Line] = [
+        ("F7", "width l1 - l0, median (nats per token)", middle, n, "negative: reversed"),
+        ("F7", "width l1 - l0, 5th percentile", low, n, ""),
+    ]
+    for side in SIDES:
+        what = f"spread over draws, median of the prompts' standard deviations, {side}"
+        if _n_draws(repeated) == 1:
+            lines += [_unmeasured("F7", what, ONE_DRAW)]
+            continue
+        l = per_draw(repeated, f"{side}_l")  # noqa: E741
+        std = l[~np.isnan(l).any(axis=1)].std(axis=1, ddof=1)
+        spread = float(np.median(std)) if std.size else np.nan
+        note = f"{spread / middle:.2f} of the median width" if n and middle > 0 else ""
+        lines.append(("F7", what, spread, std.size, note))
+    return lines
+
+
+def _defects(table: pd.DataFrame) -> list[Line]:
+    lines = []
+    for side in SIDES:
+        defects = per_draw(table, f"{side}_defect_each")
+        passing = per_draw(table, f"{side}_r_ver_each") == 1
+        loops = defects == "loop"
+        short = np.isin(defects, ("one_token", "near_empty"))
+        rule = (
+            f"{LOOP_WORDS} words or more, with under {LOOP_DISTINCT:.0%} distinct words "
+            f"or with one phrase of {LOOP_PHRASE} words over more than half"
+        )
+        lines += [
+            _share("F8", f"repetition loops, {side}", loops.ravel(), rule),
+            _share("F8", f"fewer than {NEAR_EMPTY} tokens, {side}", short.ravel()),
+            _share("F8", f"one token, {side}", (defects == "one_token").ravel()),
+        ]
+        if side == "constrained":
+            what = "constrained loops that follow all their constraints"
+            lines.append(_share("F8", what, passing[loops], "no defect: repetition was asked for"))
+    known = _bounded(table)
+    what = "left-over reasoning marks"
+    why = "not possible: an answer begins after the last mark; unfinished reasoning is in F9"
+    return [
+        *lines,
+        _share("F8", "prompts with the same answer on both sides", table["identical"]),
+        _share("F8", "prompts with width 0", known["l0"] == known["l1"]),
+        _unmeasured("F8", what, why),
+        _share(
+            "F8",
+            "degenerate prompts (any defect, or a bound missing)",
+            degenerate(table),
+            "training.drop_degenerate leaves them out",
+        ),
+    ]
+
+
+def _coverage(table: pd.DataFrame) -> list[Line]:
+    lines = []
+    for side in SIDES:
+        reasons = missing_answers(table, side)
+        empty = per_draw(table, f"{side}_defect_each") == "empty"
+        note = ", ".join(f"{reason}: {count}" for reason, count in reasons.items())
+        lines.append(_share("F9", f"answers that are there, {side}", ~empty.ravel(), note))
+    lost = table[["l0", "l1"]].isna().any(axis=1).to_numpy()
+    note = "they keep r_ver; the table 'missing' names them"
+    lines.append(_share("F9", "prompts without a bound", lost, note))
+    if lost.any() and not lost.all():
+        for name, part in (("with both bounds", table[~lost]), ("without a bound", table[lost])):
+            # Of the answers that are there: a missing one has no length.
+            drawn = answers(part)
+            for column, what in (("tokens", "mean length"), ("r_ver", "mean r_ver")):
+                line = f"{what} of answers to prompts {name}"
+                lines.append(("F9", line, nan_mean(drawn[column]), len(drawn), ""))
+    return lines
+
+
+def _conditions(table: pd.DataFrame, instances: Sequence[Instance]) -> list[Line]:
+    lines: list[Line] = []
+    for side in SIDES:
+        cut = per_draw(table, f"{side}_finish_each") == "length"
+        note = "rollouts must have the same limit and sampling"
+        lines.append(_share("F10", f"answers cut at the token limit, {side}", cut.ravel(), note))
+    for finding, what in (
+        ("F12", "reward minus r_ver, mean"),
+        ("F13", "entropy of the policy"),
+        ("F14", "share of rollouts in each zone"),
+    ):
+        lines.append(_unmeasured(finding, what, IN_TRAINING))
+    note = "checked for every prompt; training also scores 32 answers again before step 1"
+    lines.append(("F15", "bounds that belong to the request", 1.0, len(instances), note))
+    return lines
+
+
+def _replay(repeated: pd.DataFrame, behind_bounds: int) -> list[Line]:
+    """Constrained draws as rollouts of the policy at step 0, against bounds they had no part in.
+
+    With a probe these are the extra draws and the bounds that training uses (``behind_bounds`` is
+    the number of draws behind them), without one draws 2 and on and the bounds of draw 1.
+    """
+    what = {
+        "position": "position (l1 - l) / (l1 - l0) of a further constrained draw, median",
+        "zeroed": "further constrained draws that would be zeroed, of those with r_ver > 0",
+        "bonus": "further constrained draws inside the region, of those with r_ver > 0",
+    }
+    draws = _n_draws(repeated)
+    if draws == 1:
+        return [
+            _unmeasured("F11", what["position"], ONE_DRAW),
+            _unmeasured("F16", what["zeroed"], ONE_DRAW),
+            _unmeasured("F16", what["bonus"], ONE_DRAW),
+        ]
+    if probed := draws > behind_bounds:
+        l0, l1 = (repeated[bound].to_numpy()[:, None] for bound in ("l0", "l1"))
+    else:
+        l0, l1 = (per_draw(repeated, f"{side}_l")[:, :1] for side in SIDES)
+    first = behind_bounds if probed else 1
+    l = per_draw(repeated, "constrained_l")[:, first:]  # noqa: E741
+    l, l0, l1 = np.broadcast_arrays(l, l0, l1)  # noqa: E741
+    usable = ~np.isnan(l0 + l1 + l)
+    region = usable & (l0 < l1)
+    position = (l1[region] - l[region]) / (l1[region] - l0[region])
+    where = zones(l, l0, l1)
+    paid = usable & (per_draw(repeated, "constrained_r_ver_each")[:, first:] > 0)
+    middle = float(np.median(position)) if position.size else np.nan
+    origin = f"probe of {len(repeated)} prompts" if probed else "bounds of draw 1"
+    note = "0 at l1, 1 at l0; below 0.5 at step 0 is close to the ceiling"
+    expected = f"expected at step 0; {origin}"
+    return [
+        ("F11", what["position"], middle, position.size, f"{note}; {origin}"),
+        _share("F16", what["zeroed"], (l > l1)[paid], expected),
+        _share("F16", what["bonus"], (where == "inside")[paid], expected),
+    ]

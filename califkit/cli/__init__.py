@@ -1,0 +1,1 @@
+"""The command line; `califkit.cli.main.main` is the entry point."""

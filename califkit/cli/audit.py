@@ -1,0 +1,140 @@
+"""The command ``audit``: is the second of two response files from a hacked policy?"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+import yaml
+
+from califkit.data.load import DataError
+
+if TYPE_CHECKING:
+    from califkit.judges.judge import Judge
+
+
+def audit(
+    base: Annotated[Path, typer.Argument(help="JSONL file of the base policy's responses.")],
+    trained: Annotated[Path, typer.Argument(help="The trained policy's, to the same prompts.")],
+    constraints: Annotated[
+        str | None,
+        typer.Option(
+            help="JSONL file of prompts with their constraints, or ifbench. "
+            "Default: those in the rows themselves, else ifbench."
+        ),
+    ] = None,
+    reference: Annotated[
+        str | None,
+        typer.Option(help="Model that measures log-likelihood, best the base policy itself."),
+    ] = None,
+    judge: Annotated[
+        str | None, typer.Option(help="Name of the judge of Response Quality in --judges.")
+    ] = None,
+    judges: Annotated[
+        Path | None, typer.Option(help="YAML file with a list 'judges' of judge settings.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for audit.html, audit.json and scores.")] = Path(
+        "audit"
+    ),
+    semantics: Annotated[
+        Literal["published", "repaired"], typer.Option(help="Which verdicts.")
+    ] = "published",
+    thinking: Annotated[
+        bool,
+        typer.Option(
+            "--thinking", help="Drawn in thinking mode: a response without </think> has no answer."
+        ),
+    ] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the bootstrap.")] = 0,
+    processes: Annotated[
+        int | None, typer.Option(min=1, help="Processes that verify; default: one a CPU.")
+    ] = None,
+    tokens_per_pass: Annotated[
+        int, typer.Option(min=1, help="Padded tokens in one pass of the reference.")
+    ] = 2048,
+) -> None:
+    """Is the second policy hacking its verifier? A page, numbers and the worst examples.
+
+    Layouts are those of verify. Works without a model: --reference and --judge add their numbers.
+    The same command continues where it was interrupted.
+    """
+    from concurrent.futures.process import BrokenProcessPool
+
+    from califkit.audit.files import audit_files
+    from califkit.audit.page import write_audit
+    from califkit.cli.verify import available_processes
+    from califkit.judges.judge import JudgeError
+
+    if out.exists() and not out.is_dir():
+        raise DataError(f"{out}: is not a folder")
+    grader = _judge(judge, judges, out / "judge.jsonl")
+    try:
+        report, source = audit_files(
+            base,
+            trained,
+            out,
+            constraints=constraints,
+            reference=reference,
+            judge=grader,
+            semantics=semantics,
+            thinking=thinking,
+            seed=seed,
+            processes=processes or available_processes(),
+            tokens_per_pass=tokens_per_pass,
+            progress=os.isatty(2),
+        )
+    except JudgeError as error:
+        raise DataError(str(error)) from error
+    except BrokenProcessPool as error:
+        raise DataError(f"{trained}: a worker process was killed (memory?): {error}") from error
+    written = write_audit(report, out, source)
+    typer.echo(f"verdict: {report.verdict.word}")
+    typer.echo(f"because {report.verdict.because}")
+    for line in report.verdict.evidence:
+        typer.echo(f"  {line}")
+    for what, why in report.not_checked:
+        typer.echo(f"not checked: {what}: {why}")
+    for path in written:
+        typer.echo(path)
+
+
+def _judge(name: str | None, path: Path | None, cache: Path) -> Judge | None:
+    """The judge of that name in a file ``judges: [...]``; without a name the only one."""
+    if path is None:
+        if name is not None:
+            raise DataError(f"--judge {name}: name the file that describes it with --judges")
+        return None
+    from pydantic import ValidationError
+
+    from califkit.judges.judge import Judge
+    from califkit.runs.judge_settings import JudgeSettings
+
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: not readable: {' '.join(str(error).split())}") from error
+    listed = content.get("judges") if isinstance(content, dict) else None
+    if not isinstance(listed, list) or not all(isinstance(entry, dict) for entry in listed):
+        raise DataError(f"{path}: expected a list of judges under the key 'judges'")
+    names = [str(entry.get("name")) for entry in listed]
+    if name is None and len(listed) != 1:
+        raise DataError(f"{path}: choose one of its judges with --judge: {', '.join(names)}")
+    if name is not None and name not in names:
+        raise DataError(f"{path}: has no judge {name!r}; there are: {', '.join(names) or 'none'}")
+    entry = listed[0 if name is None else names.index(name)]
+    try:
+        return Judge(JudgeSettings(**entry), cache)
+    except (ValidationError, TypeError) as error:
+        raise DataError(f"{path}, judge {name or names[0]}: {_problems(error)}") from error
+
+
+def _problems(error: Exception) -> str:
+    """What is wrong with settings, without the values: one could be a key."""
+    if not hasattr(error, "errors"):
+        return "its keys must be text"
+    return "; ".join(
+        f"{'.'.join(map(str, problem['loc'])) or 'settings'}: {problem['msg']}"
+        for problem in error.errors()
+    )

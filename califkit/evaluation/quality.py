@@ -1,0 +1,273 @@
+"""Stages that a judge computes: response quality, and pairs of policies judged in both orders.
+
+The judge sees the request x alone, never the constraints, and the final answer without reasoning.
+Where a prompt has no separate request (``request_is_flagged``) x is the whole prompt. An empty
+answer is an answer: it is sent as an empty response, for the judge to grade.
+
+Every usable verdict is kept at once in ``runs/<profile>/judges/<judge>.jsonl``, so a killed stage
+asks only for what is missing. A response that stays unscored is a row with status and reason, and
+a complete stage stays complete; to ask again, delete the folder of the stage: the scored ones come
+from that file. A stage in which nothing was scored is not completed.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from functools import reduce
+from operator import add
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from califkit import metrics
+from califkit.data.load import DataError
+from califkit.generation import Answers, load_answers, whose
+from califkit.judges.cache import judge_cache
+from califkit.judges.client import api_key
+from califkit.judges.judge import Estimate, Judge, JudgeError, Question, Verdict, unscored
+from califkit.judges.prompts import pair_question, quality_question
+from califkit.models.reasoning import final_answer
+from califkit.runs.folders import Run, open_run
+from califkit.runs.jsonl import RowLog, read_jsonl
+from califkit.runs.settings import Execution
+from califkit.runs.stages import GenerateStage, PairwiseStage, QualityStage
+
+QUALITY = "quality.jsonl"
+PAIRS = "pairs.jsonl"
+_MANY_UNSCORED = 0.01
+
+
+@dataclass(frozen=True)
+class _Item:
+    """One prompt as the judge sees it: the request and what each policy answers."""
+
+    key: str
+    x: str
+    request_is_flagged: bool
+    answers: tuple[str, ...]
+
+
+def judge_quality(profile: str, stage: QualityStage, execution: Execution) -> Run:
+    """Stage: response quality of every response of one policy (paper, section 1; A13).
+
+    What is missing of responses and policy is computed first. Writes `QUALITY`, a row a response:
+    ``key``, ``status`` (of `califkit.judges.judge.Verdict`), ``value`` (1 to 10, None if unscored),
+    ``reason`` (why it is unscored), ``model`` (as the endpoint names it), ``prompt_version``,
+    ``usage``, ``request_is_flagged``.
+
+    Raises
+    ------
+    ParamsError
+        If ``execution`` has no such judge, or one of that name that would answer otherwise.
+    JudgeError
+        If the judge cannot be used, its limits are exceeded, or it has scored nothing.
+    """
+    started = time.monotonic()
+    run = open_run(profile, stage)
+    with run.computing() as needed:
+        if not needed:
+            return run
+        judge = _judge(profile, stage, execution)
+        items, answers = _items(profile, [stage.responses], execution)
+        verdicts = judge.quality([(item.x, *item.answers) for item in items])
+        _check_some_are_scored(run, verdicts)
+        rows = [
+            {
+                "key": item.key,
+                "status": verdict.status,
+                "value": verdict.value,
+                "reason": verdict.reason,
+                "model": verdict.model,
+                "prompt_version": verdict.prompt_version,
+                "usage": asdict(verdict.usage),
+                "request_is_flagged": item.request_is_flagged,
+            }
+            for item, verdict in zip(items, verdicts, strict=True)
+        ]
+        RowLog(run.folder / QUALITY).keep(rows)
+        run.finish(started, **_facts(items, answers, verdicts))
+    return run
+
+
+def judge_pairs(profile: str, stage: PairwiseStage, execution: Execution) -> Run:
+    """Stage: which of two policies answers each prompt better (paper, Table 5; A21).
+
+    What is missing of responses and policies is computed first. Pairs answer the same prompt and
+    are judged in both orders. Writes `PAIRS`, a row a pair: ``key``, ``outcome`` (``win``, ``tie``
+    or ``loss`` of the first policy), ``first_order`` and ``second_order`` (``first``, ``second`` or
+    ``tie``, which speak of what is shown: the first policy stands first, then second; None if
+    unscored), ``consistent``, and of both orders ``statuses``, ``reasons``, ``models``;
+    ``prompt_version``, ``usage`` of both together, ``request_is_flagged``.
+
+    Raises as `judge_quality`, and `DataError` if the policies do not answer the same prompts.
+    """
+    started = time.monotonic()
+    run = open_run(profile, stage)
+    with run.computing() as needed:
+        if not needed:
+            return run
+        judge = _judge(profile, stage, execution)
+        items, answers = _items(profile, [stage.first, stage.second], execution)
+        pairs = judge.pairwise([(item.x, *item.answers) for item in items])
+        verdicts = [verdict for pair in pairs for verdict in pair.orders]
+        _check_some_are_scored(run, verdicts)
+        rows = [
+            {
+                "key": item.key,
+                "outcome": pair.outcome,
+                "first_order": pair.orders[0].value,
+                "second_order": pair.orders[1].value,
+                "consistent": pair.is_consistent,
+                "statuses": [verdict.status for verdict in pair.orders],
+                "reasons": [verdict.reason for verdict in pair.orders],
+                "models": [verdict.model for verdict in pair.orders],
+                "prompt_version": pair.orders[0].prompt_version,
+                "usage": asdict(pair.orders[0].usage + pair.orders[1].usage),
+                "request_is_flagged": item.request_is_flagged,
+            }
+            for item, pair in zip(items, pairs, strict=True)
+        ]
+        RowLog(run.folder / PAIRS).keep(rows)
+        run.finish(started, **_facts(items, answers, verdicts))
+    return run
+
+
+def quality_by_run(quality_runs: Iterable[Run]) -> pd.DataFrame:
+    """One row a run of a judge: ``method``, ``train_seed``, ``eval_seed``, ``response_quality``
+    (mean of the scored responses, NaN if there is none), ``n``, ``quality_unscored``, ``judge``.
+
+    A run with more than one per cent unscored responses is warned of. Raises ValueError for runs
+    of several judges or several wordings of the judge's prompt, whose numbers do not compare.
+    """
+    rows, versions = [], set()
+    for run in quality_runs:
+        graded = read_jsonl(run.folder / QUALITY)
+        missing = sum(row["value"] is None for row in graded)
+        if missing > _MANY_UNSCORED * len(graded):
+            warnings.warn(
+                f"{run.stage.name}: {missing} of {len(graded)} responses are unscored; the mean "
+                "is over the others",
+                stacklevel=2,
+            )
+        rows.append(
+            {
+                **whose(run.stage.responses),
+                "response_quality": metrics.nan_mean(
+                    [np.nan if row["value"] is None else row["value"] for row in graded]
+                ),
+                "n": len(graded),
+                "quality_unscored": missing,
+                "judge": run.stage.judge.name,
+            }
+        )
+        versions |= {(run.stage.judge.name, row["prompt_version"]) for row in graded}
+    if len(versions) > 1:
+        named = ", ".join(f"{judge} with prompt {version}" for judge, version in sorted(versions))
+        raise ValueError(f"response quality of different kinds in one table: {named}")
+    columns = ["method", "train_seed", "eval_seed", "response_quality", "n", "quality_unscored"]
+    return pd.DataFrame(rows, columns=[*columns, "judge"])
+
+
+def estimates(
+    profile: str, stages: Sequence[QualityStage | PairwiseStage], execution: Execution
+) -> dict[str, Estimate]:
+    """What the stages that are not complete would take, by the name of the judge.
+
+    The responses have to be there, or are computed first.
+    """
+    questions: dict[str, list[Question]] = {}
+    judges: dict[str, Judge] = {}
+    for stage in stages:
+        judges[stage.judge.name] = _judge(profile, stage, execution)
+        asked = questions.setdefault(stage.judge.name, [])
+        if open_run(profile, stage).is_complete:
+            continue
+        items, _ = _items(profile, _policies(stage), execution)
+        for item in items:
+            asked += _questions(item)
+    return {name: judges[name].estimate(asked) for name, asked in questions.items()}
+
+
+def check_judges(
+    profile: str, stages: Sequence[QualityStage | PairwiseStage], execution: Execution
+) -> None:
+    """Raise what would stop the stages after their responses are there: no such judge, no key."""
+    for stage in stages:
+        _judge(profile, stage, execution)
+
+
+def _questions(item: _Item) -> list[Question]:
+    if len(item.answers) == 1:
+        return [quality_question(item.x, *item.answers)]
+    return [pair_question(item.x, *order) for order in (item.answers, item.answers[::-1])]
+
+
+def _policies(stage: QualityStage | PairwiseStage) -> list[GenerateStage]:
+    return [stage.responses] if stage.kind == "quality" else [stage.first, stage.second]
+
+
+def _judge(profile: str, stage: QualityStage | PairwiseStage, execution: Execution) -> Judge:
+    """The judge of a stage, checked before anything is trained or generated for it."""
+    settings = execution.judge_like(stage.judge)
+    if not all(open_run(profile, policy).is_complete for policy in _policies(stage)):
+        api_key(settings)  # raises; there will be calls, so the key is needed
+    return Judge(settings, judge_cache(profile, stage.judge))
+
+
+def _items(
+    profile: str, stages: Sequence[GenerateStage], execution: Execution
+) -> tuple[list[_Item], Answers]:
+    """The prompts with the final answers of every policy, in the order of the first."""
+    several = [load_answers(profile, stage, execution) for stage in stages]
+    texts = [_texts(answers, stage) for answers, stage in zip(several, stages, strict=True)]
+    for stage, found in zip(stages[1:], texts[1:], strict=True):
+        if lonely := sorted(set(found) ^ set(texts[0])):
+            raise DataError(
+                f"{stages[0].name} and {stage.name} do not answer the same prompts: {len(lonely)} "
+                f"have one response only, the first with key {lonely[0]!r}"
+            )
+    answers = several[0]
+    items = []
+    for key in texts[0]:
+        instance = answers.instances[key]
+        replies = tuple(found[key] for found in texts)
+        items.append(_Item(key, instance.x, instance.request_is_flagged, replies))
+    return items, answers
+
+
+def _texts(answers: Answers, stage: GenerateStage) -> dict[str, str]:
+    """Final answers by key; an empty one is an empty text."""
+    from califkit.models.resolve import load_tokenizer, resolve
+
+    tokenizer = load_tokenizer(resolve(stage.model))
+    return {
+        row["key"]: final_answer(row["token_ids"], tokenizer, thinking=stage.thinking).text
+        for row in answers.rows
+    }
+
+
+def _check_some_are_scored(run: Run, verdicts: Sequence[Verdict]) -> None:
+    if verdicts and not any(verdict.status == "ok" for verdict in verdicts):
+        first = verdicts[0]
+        raise JudgeError(
+            f"{run.folder}: none of {len(verdicts)} questions was answered; the first is "
+            f"{first.status} ({first.reason}); the stage is left incomplete"
+        )
+
+
+def _facts(items: Sequence[_Item], answers: Answers, verdicts: Sequence[Verdict]) -> dict[str, Any]:
+    """What the manifest says beside the settings; ``usage`` counts answers from the cache too."""
+    return {
+        "rows": len(items),
+        "data": answers.loaded.summary(),
+        "data_sha256": answers.loaded.sha256,
+        "flagged_requests": sum(item.request_is_flagged for item in items),
+        "judge_models": sorted({verdict.model for verdict in verdicts if verdict.model}),
+        "prompt_version": verdicts[0].prompt_version,
+        "unscored": dict(unscored(verdicts)),
+        "usage": asdict(reduce(add, (verdict.usage for verdict in verdicts))),
+    }

@@ -1,0 +1,132 @@
+"""Scores of generated responses, and the tables that figures are drawn from.
+
+A score row holds the strict and loose verdicts of every constraint, the reference log-likelihood of
+the answer given the request alone (under the base model, whatever policy wrote it), its length and
+its distinct-2. Reasoning that precedes the answer enters none of them. Response quality comes from
+the runs of a judge (`califkit.evaluation.quality`); without one it is absent and says why.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from califkit import metrics
+from califkit.anchors.region import zones
+from califkit.generation import load_answers
+from califkit.models.engines import read_response
+from califkit.models.likelihood import ReferenceScorer
+from califkit.models.reasoning import final_answer
+from califkit.models.resolve import load_model, load_tokenizer, resolve
+from califkit.rewards.rules import calif_reward
+from califkit.runs.folders import Run, open_run
+from califkit.runs.jsonl import RowLog
+from califkit.runs.settings import Execution
+from califkit.runs.stages import ScoreStage
+from califkit.runs.units import batches, run_units
+from califkit.verifiers import Constraint, fraction_followed, verify_all
+
+SCORES = "scores.jsonl"
+_BATCH = 32
+
+
+def score_responses(profile: str, stage: ScoreStage, execution: Execution) -> Run:
+    """Stage: score the responses of one policy, generating them first if need be.
+
+    Writes `SCORES`: ``key``, ``ids``, ``strict``, ``loose`` (lists parallel to ``ids``),
+    ``loglik``, ``request_is_flagged``, ``tokens``, ``distinct_2``, ``finish_reason``. All are of
+    the answer without reasoning (`califkit.models.reasoning.final_answer`); ``loglik`` is None if
+    there is no answer. Raises `DataError` if the prompts are not those that the responses answer.
+    """
+    started = time.monotonic()
+    run = open_run(profile, stage)
+    with run.computing() as needed:
+        if not needed:
+            return run
+        answers = load_answers(profile, stage.responses, execution)
+        rows, instances, loaded = answers.rows, answers.instances, answers.loaded
+        semantics, thinking = stage.semantics, stage.responses.thinking
+        folder = resolve(stage.responses.model)
+        scorer = ReferenceScorer(
+            load_model(folder), load_tokenizer(folder), execution.tokens_per_pass
+        )
+
+        def compute(number: int, unit: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+            prompts = [instances[row["key"]] for row in unit]
+            drawn = [read_response(row, scorer.tokenizer, thinking) for row in unit]
+            loglik = scorer.score([p.x for p in prompts], [r.answer.token_ids for r in drawn])
+            return [
+                {
+                    "key": row["key"],
+                    "ids": [c.id for c in prompt.constraints],
+                    "strict": verify_all(prompt.constraints, r.answer.text, "strict", semantics),
+                    "loose": verify_all(prompt.constraints, r.answer.text, "loose", semantics),
+                    "loglik": metrics.none_if_nan(value),
+                    "request_is_flagged": prompt.request_is_flagged,
+                    "tokens": r.n_tokens,
+                    "distinct_2": metrics.none_if_nan(
+                        metrics.distinct_2(r.answer.token_ids[: r.n_tokens])
+                    ),
+                    "finish_reason": r.finish_reason,
+                }
+                for row, prompt, r, value in zip(unit, prompts, drawn, loglik, strict=True)
+            ]
+
+        log = RowLog(run.folder / SCORES)
+        run_units(log, batches(rows, _BATCH), compute, f"scores {stage.name}")
+        run.finish(
+            started,
+            rows=len(rows),
+            data=loaded.summary(),
+            data_sha256=loaded.sha256,
+            left_out=len(loaded.quarantined),
+        )
+    return run
+
+
+def score_texts(
+    scorer: ReferenceScorer,
+    request: str,
+    constraints: Sequence[Constraint],
+    texts: Mapping[str, str],
+    l0: float,
+    l1: float,
+    alpha: float = 0.1,
+) -> pd.DataFrame:
+    """Score finished responses to one request, a row each; ``texts`` maps names to responses.
+
+    Each is taken to end with the end-of-turn token. Reasoning in it is left out of everything but
+    ``response``; one that has no answer then has no l. Columns: ``response``, ``tokens`` (without
+    that token), ``r_ver``, ``l``, ``zone``, and the rewards ``IF-RLVR`` and ``CaLIF``.
+    """
+    tokenizer = scorer.tokenizer
+    answers = [
+        final_answer(
+            [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id],
+            tokenizer,
+            thinking=False,  # a text without reasoning is an answer
+        )
+        for text in texts.values()
+    ]
+    loglik = scorer.score([request] * len(answers), [answer.token_ids for answer in answers])
+    r_ver = np.array([fraction_followed(constraints, answer.text) for answer in answers])
+    return pd.DataFrame(
+        {
+            "response": list(texts.values()),
+            "tokens": [max(len(answer.token_ids) - 1, 0) for answer in answers],
+            "r_ver": r_ver,
+            "l": loglik,
+            "zone": zones(loglik, l0, l1),
+            "IF-RLVR": r_ver,
+            "CaLIF": calif_reward(r_ver, loglik, l0, l1, alpha),
+        },
+        index=list(texts),
+    )
+
+
+def _or_nan(value: float | None) -> float:
+    return float("nan") if value is None else value

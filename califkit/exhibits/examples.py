@@ -1,0 +1,186 @@
+"""Tables 6 to 8: examples chosen by rule, side by side, with the paper's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from califkit.exhibits import paper
+from califkit.exhibits.plaintext import block, code_span
+from califkit.exhibits.types import _measured, judges
+
+# ------------------------------------------------------------------ which responses to show
+
+
+def repetitions(responses: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+    """Responses that repeat themselves, worst first, and the rule in words (Table 6).
+
+    Taken from the direct bonus, which the paper shows; without a run of it, from the policies that
+    there are (base only if it is the only one), and the rule says so. A response under two tokens
+    has no distinct-2 and is left out.
+    """
+    methods = [m for m in responses["method"].unique() if m != "base"] or ["base"]
+    order = "lowest distinct-2, then highest log-likelihood"
+    if "direct_bonus" in methods:
+        methods, rule = ["direct_bonus"], f"{order}, under the {paper.METHODS['direct_bonus']}"
+    else:
+        rule = (
+            f"this profile has no run of the {paper.METHODS['direct_bonus']} (direct_bonus in "
+            f"settings.methods), so: {order}, among {', '.join(map(_label, methods))}"
+        )
+    found = responses[responses["method"].isin(methods)].dropna(subset=["distinct_2"])
+    found = found.sort_values(["distinct_2", "loglik"], ascending=[True, False], kind="stable")
+    return found.reset_index(drop=True), rule
+
+
+def quality_gaps(responses: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+    """Prompts where IF-RLVR passes, the largest gap first, and the rule in words (Tables 7, 8).
+
+    The gap is response quality, base minus IF-RLVR, on the same prompt and evaluation seed.
+    Without a judge it is the drop of the log-likelihood, then of the length. Each prompt comes
+    once. Columns: those of ``responses`` (IF-RLVR's), and ``quality_gap``, ``loglik_drop``,
+    ``length_drop``.
+    """
+    table, reason = _measured(responses)
+    measured = ["response_quality", "loglik", "tokens"]
+    base = table.loc[table["method"] == "base", ["key", "eval_seed", *measured]]
+    passing = table[(table["method"] == "if_rlvr") & table["passes"].astype(bool)]
+    pairs = passing.merge(base, on=["key", "eval_seed"], suffixes=("", "_base"))
+    gaps = ("quality_gap", "loglik_drop", "length_drop")
+    for gap, metric in zip(gaps, measured, strict=True):
+        pairs[gap] = pairs[f"{metric}_base"] - pairs[metric]
+    if reason:
+        order = ["loglik_drop", "length_drop"]
+        rule = (
+            f"response quality {reason}, so: largest drop of the log-likelihood from base to "
+            "IF-RLVR, then of the length, where IF-RLVR passes"
+        )
+    else:
+        order = list(gaps)
+        pairs = pairs.dropna(subset=["quality_gap"])
+        rule = "largest gap of response quality, base minus IF-RLVR, where IF-RLVR passes"
+    pairs = pairs.sort_values(order, ascending=False, kind="stable").drop_duplicates("key")
+    return pairs[[*responses.columns, *gaps]].reset_index(drop=True), rule
+
+
+def side_by_side(responses: pd.DataFrame, pick: pd.Series, methods: Sequence[str]) -> pd.DataFrame:
+    """What each policy answers to the prompt of ``pick`` in its evaluation seed, a row a method.
+
+    ``pick`` is a row of `repetitions` or `quality_gaps`. Of several trainings of a method, the one
+    with the pick's training seed is taken, else the first. Columns: ``policy``, ``key``,
+    ``eval_seed``, ``train_seed``, ``response_quality``, ``loglik``, ``tokens``, ``distinct_2``,
+    ``verdict``, ``response``, ``judge``, ``note``. A method without a run has a row that says so.
+    """
+    table, reason = _measured(responses)
+    same = table[(table["key"] == pick["key"]) & (table["eval_seed"] == pick["eval_seed"])]
+    rows: list[dict[str, Any]] = []
+    for method in methods:
+        own = same[same["method"] == method]
+        row = {"policy": _label(method), "key": pick["key"], "eval_seed": pick["eval_seed"]}
+        if own.empty:
+            note = "not measured: this profile has no run with this reward"
+            rows.append(row | {"verdict": "", "response": "", "judge": "", "note": note})
+            continue
+        twin = own[own["train_seed"] == pick["train_seed"]]
+        answer = (own if twin.empty else twin).iloc[0]
+        unscored = reason or ("unscored" if np.isnan(answer["response_quality"]) else "")
+        columns = ["train_seed", "response_quality", "loglik", "tokens", "distinct_2", "response"]
+        row |= answer[columns].to_dict()
+        row["verdict"] = "pass" if answer["passes"] else "fail"
+        row["judge"] = judges(own)
+        row["note"] = f"response quality {unscored}" if unscored else ""
+        rows.append(row)
+    columns = ["train_seed", "response_quality", "loglik", "tokens", "distinct_2"]
+    table = pd.DataFrame(
+        rows,
+        columns=["policy", "key", "eval_seed", *columns, "verdict", "response", "judge", "note"],
+    )
+    return table.astype(dict.fromkeys(columns, float))
+
+
+def _label(method: str) -> str:
+    return paper.METHODS.get(method, method)
+
+
+def as_text(prompt: str, ids: Sequence[str], rows: pd.DataFrame, limit: int = 1400) -> str:
+    """The query, then each policy's scores and response, as the paper lays Tables 6 to 8 out.
+
+    ``rows`` is a `side_by_side`. The scores stand before the response and never inside it.
+    """
+    first = rows.iloc[0]
+    head = f"query (key {first['key']}; {', '.join(ids)}; evaluation seed {first['eval_seed']})"
+    parts = [f"{head}\n{block(prompt, limit)}"]
+    for _, row in rows.iterrows():
+        if not row["verdict"]:
+            parts.append(f"{row['policy']}: {row['note']}")
+            continue
+        score = f"RQ {row['response_quality']:g} ({row['judge']})"
+        quality = row["note"].replace("response quality", "RQ") or score
+        scores = (
+            f"{row['verdict']}, {quality}, log-likelihood {_number(row['loglik'])}, "
+            f"{row['tokens']:.0f} tokens, distinct-2 {_number(row['distinct_2'])}"
+        )
+        parts.append(f"{row['policy']}: {scores}\n{block(row['response'], limit)}")
+    return "\n\n".join(parts)
+
+
+def _number(value: float) -> str:
+    return "undefined" if np.isnan(value) else f"{value:.2f}"
+
+
+# ------------------------------------------------------------------ the paper's examples
+
+_PAPER = {
+    6: (
+        ("base", 5, -1.25, None, "about ten facts"),
+        ("if_rlvr", 2, -5.05, None, "one sentence on the topic, then one about emoji"),
+        ("calif", 7, -0.84, None, "about nine fuller sentences"),
+        ("direct_bonus", 1, -0.04, None, "several hundred copies of one emoji"),
+    ),
+    7: (
+        ("base", 5, np.nan, "fail", "plain paragraphs without the required bullets"),
+        ("if_rlvr", 1, np.nan, "pass", "only the four names, no definition"),
+        ("calif", 6, np.nan, "pass", "one line of definition for each name"),
+    ),
+    8: (
+        ("base", 7, np.nan, "pass", "an explanation"),
+        ("if_rlvr", 1, np.nan, "pass", "a single word, config"),
+        ("calif", 7, np.nan, "pass", "an explanation"),
+    ),
+}
+
+PAPER_QUERIES = {
+    6: "IFBench key 70 (format:emoji): relativistic speed, an emoji after every sentence",
+    7: "IFBench key 83 (format:list): define four kinds of music, with !?!? as the bullet",
+    8: "IFBench key 255 (words:repeats): explain a function, no word more than five times",
+}
+"""The prompts of the paper's Tables 6 to 8 (Qwen3-1.7B), in our words."""
+
+
+def paper_example(table: int) -> pd.DataFrame:
+    """The paper's Table 6, 7 or 8: a row a policy, scores as printed, responses in our words.
+
+    Columns: ``policy``, ``response_quality``, ``loglik`` (Table 6 only), ``verdict`` (Tables 7 and
+    8 only), ``response (described)``.
+    """
+    columns = ["policy", "response_quality", "loglik", "verdict", "response (described)"]
+    frame = pd.DataFrame(_PAPER[table], columns=columns)
+    return frame.assign(policy=frame["policy"].map(_label)).dropna(axis="columns", how="all")
+
+
+def beside_example(rows: pd.DataFrame | None, table: int) -> pd.DataFrame:
+    """A `side_by_side` with the paper's example in columns of its own (``paper: ...``).
+
+    The prompts differ, so the numbers are not compared one by one. Responses become `code_span`.
+    ``rows`` is None where the run has no example; then the notes say so.
+    """
+    printed = paper_example(table)
+    if rows is None:
+        note = "not measured: this profile has no such example"
+        here = pd.DataFrame({"policy": printed["policy"], "note": note})
+    else:
+        here = rows.assign(response=[code_span(text) if text else "" for text in rows["response"]])
+    return here.join(printed.set_index("policy").add_prefix("paper: "), on="policy")

@@ -1,0 +1,100 @@
+"""Training curves that follow a running job, in one notebook output that is redrawn in place."""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from califkit.exhibits import plots, training
+from califkit.runs.folders import LOG, Run, open_run
+from califkit.runs.jsonl import finished_rows
+from califkit.runs.stages import TrainStage
+
+_SHARE = 0.05
+"""Largest share of the time that drawing may take from the training beside it."""
+
+
+class LiveTraining:
+    """A view of training runs for `califkit.runs.dispatch.ensure`::
+
+        runs = dispatch.ensure(params, stages, submit, on_tick=LiveTraining(profile, stages))
+
+    Each call looks at the logs. If they have grown, the curves and zone shares of the steps so far
+    replace the ones shown before, in the same output. The first call that finds a step shows it.
+
+    Parameters
+    ----------
+    profile, stages
+        The training runs to follow, complete or not, started or not.
+    window
+        Steps in the running means.
+    """
+
+    def __init__(self, profile: str, stages: Sequence[TrainStage], window: int = 5) -> None:
+        self.profile = profile
+        self.stages = stages
+        self.window = window
+        self._seen: list[int] = []
+        self._next = 0.0
+        self._display: Any = None
+
+    def __call__(self) -> None:
+        runs = [open_run(self.profile, stage) for stage in self.stages]
+        at_the_end = all(run.is_complete for run in runs)
+        sizes = [_size(run) for run in runs]
+        if sizes == self._seen or (time.monotonic() < self._next and not at_the_end):
+            return
+        with_steps = [run for run in runs if finished_rows(run.folder / LOG)]
+        if not with_steps:
+            return
+        begin = time.monotonic()
+        self._show(self.picture(with_steps))
+        self._seen = sizes
+        end = time.monotonic()
+        self._next = end + (end - begin) / _SHARE
+
+    def picture(self, runs: Sequence[Run]) -> bytes:
+        """The figure as PNG: training curves, and below them the share of rollouts in each zone."""
+        steps = training.training_table(runs)
+        drawn = [plots.training_curves(steps, training.smoothed(steps, self.window))]
+        # An area needs two steps.
+        areas = steps.groupby(["method", "train_seed"]).filter(lambda run: len(run) > 1)
+        if len(areas):
+            drawn.append(plots.zone_shares(areas))
+        return _stacked([axes.flat[0].figure for axes in drawn])
+
+    def _show(self, png: bytes) -> None:
+        from IPython.display import Image, display
+
+        if self._display is None:
+            self._display = display(Image(png), display_id=True)
+        else:
+            self._display.update(Image(png))
+
+
+def _size(run: Run) -> int:
+    path = run.folder / LOG
+    return path.stat().st_size if path.exists() else 0
+
+
+def _stacked(figures: Sequence[Any]) -> bytes:
+    """Figures one below the other in one image. They are closed, or a notebook would show each of
+    them once more at the end of its cell."""
+    from matplotlib import pyplot as plt
+
+    pictures = []
+    for figure in figures:
+        figure.canvas.draw()
+        pictures.append(np.asarray(figure.canvas.buffer_rgba())[..., :3].copy())
+        plt.close(figure)
+    width = max(picture.shape[1] for picture in pictures)
+    white = [
+        np.pad(p, ((0, 0), (0, width - p.shape[1]), (0, 0)), constant_values=255) for p in pictures
+    ]
+    buffer = io.BytesIO()
+    plt.imsave(buffer, np.concatenate(white), format="png")
+    return buffer.getvalue()

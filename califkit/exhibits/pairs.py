@@ -1,0 +1,207 @@
+"""Tables that set two policies side by side, prompt by prompt: Tables 2 and 5 of the paper.
+
+What a judge has to say stands beside what can be measured without one: verdicts, reference
+log-likelihood and length. Those are not response quality, and the columns do not call them so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import pandas as pd
+
+from califkit import metrics
+from califkit.evaluation.quality import PAIRS
+from califkit.exhibits import paper
+from califkit.exhibits.summary import NO_JUDGE, paired
+from califkit.runs.folders import Run
+from califkit.runs.jsonl import read_jsonl
+
+EMPTY = "no prompt made this transition"
+
+
+def transition_table(responses: pd.DataFrame, method: str) -> pd.DataFrame:
+    """How responses changed where verdicts stayed or changed, a row a transition (Table 2; A20).
+
+    Run k of the base policy is paired with run k of the trained one on the same prompts; means are
+    over all pairs of all runs.
+
+    Parameters
+    ----------
+    responses
+        `califkit.exhibits.summary.response_table`, with the base policy and ``method``.
+    method
+        The trained policy; the transitions are its own.
+
+    Returns
+    -------
+    pandas.DataFrame
+        ``method``, ``transition`` (`califkit.metrics.TRANSITIONS`), ``pairs``, then means of
+        trained minus base: ``quality_change`` over ``scored`` pairs (both responses have a score),
+        ``loglik_change`` (nats per token) over ``with_loglik`` pairs, ``tokens_change``; ``judge``
+        and ``note``, which says why there is no change of quality, or how many pairs lack one.
+
+    Raises
+    ------
+    ValueError
+        If there is nothing to pair.
+    """
+    pairs = paired(responses, method)
+    if pairs.empty:
+        raise ValueError(f"no response of {method} answers a prompt that base answers, too")
+    verdicts = pairs["passes_base"], pairs["passes_trained"]
+    groups = pd.Series(metrics.transitions(*verdicts)).value_counts()
+    changes = {
+        name: metrics.change_by_transition(
+            *verdicts, pairs[f"{name}_trained"] - pairs[f"{name}_base"]
+        )
+        for name in ("quality", "loglik", "tokens")
+    }
+    judges = [judge for judge in responses["judge"].unique() if judge]
+    rows = []
+    for transition in metrics.TRANSITIONS:
+        quality, scored = changes["quality"][transition]
+        loglik, with_loglik = changes["loglik"][transition]
+        count = int(groups.get(transition, 0))
+        note = ""
+        if not count:
+            note = EMPTY
+        elif not judges:
+            note = NO_JUDGE
+        elif scored < count:
+            note = f"{count - scored} of {count} pairs have no score on one side or both"
+        rows.append(
+            {
+                "method": method,
+                "transition": transition,
+                "pairs": count,
+                "quality_change": quality,
+                "scored": scored,
+                "loglik_change": loglik,
+                "with_loglik": with_loglik,
+                "tokens_change": changes["tokens"][transition][0],
+                "judge": ", ".join(judges),
+                "note": note,
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def transitions_beside_paper(table: pd.DataFrame) -> pd.DataFrame:
+    """Change of response quality here and in the paper's Table 2, a row a method and transition.
+
+    ``table``: one or more `transition_table`. Columns: ``method``, ``transition``, ``pairs``,
+    ``this_run`` and its ``judge``, ``paper`` and ``paper_std`` (mean and standard deviation over
+    the paper's five configurations, NaN where it prints none), ``note``.
+    """
+    there = paper.transitions().rename(columns={"mean": "paper", "std": "paper_std"})
+    both = table.merge(there, on=["method", "transition"], how="left")
+    both = both.rename(columns={"quality_change": "this_run"})
+    columns = ["method", "transition", "pairs", "this_run", "judge", "paper", "paper_std", "note"]
+    return both[columns]
+
+
+def pair_table(runs: Iterable[Run]) -> pd.DataFrame:
+    """Outcomes of `califkit.evaluation.quality.judge_pairs`, a row a run (Table 5).
+
+    Columns: ``first``, ``second`` (methods), ``judge``, ``pairs``; ``wins``, ``ties``, ``losses``
+    of the first and its ``adjusted_win_rate`` in percent; ``consistent``, the percentage of pairs
+    whose two orders say the same, of those with a verdict in both; ``first_position``, the
+    percentage of verdicts other than ties for what is shown first (50 is no preference, since every
+    pair is shown in both orders); ``unscored``, the number of verdicts that are missing, which make
+    ties. A percentage of nothing is NaN.
+    """
+    rows = []
+    for run in runs:
+        pairs = pd.DataFrame(read_jsonl(run.folder / PAIRS))
+        orders = pairs[["first_order", "second_order"]]
+        whole = orders.notna().all(axis=1)
+        verdicts = orders.stack().dropna()
+        decided = verdicts[verdicts != "tie"]
+        plural = {"win": "wins", "tie": "ties", "loss": "losses"}
+        outcomes = {name: int((pairs["outcome"] == o).sum()) for o, name in plural.items()}
+        rows.append(
+            {
+                "first": run.stage.first.method,
+                "second": run.stage.second.method,
+                "judge": run.stage.judge.name,
+                "pairs": len(pairs),
+                **outcomes,
+                "adjusted_win_rate": metrics.adjusted_win_rate(**outcomes),
+                "consistent": _percent(pairs.loc[whole, "consistent"]),
+                "first_position": _percent(decided == "first"),
+                "unscored": int(orders.isna().sum().sum()),
+            }
+        )
+    columns = ["first", "second", "judge", "pairs", "wins", "ties", "losses", "adjusted_win_rate"]
+    return pd.DataFrame(rows, columns=[*columns, "consistent", "first_position", "unscored"])
+
+
+def pairs_beside_paper(table: pd.DataFrame, label: str) -> pd.DataFrame:
+    """CaLIF against IF-RLVR here (``label`` names this run) and in the paper's Table 5.
+
+    Columns: ``source``, ``configuration``, ``judge``, ``pairs``, ``wins``, ``ties``, ``losses``,
+    ``adjusted_win_rate``, ``note``. ``table`` is `pair_table`; an empty one gives a row that says
+    that nothing was measured.
+    """
+    here = table[(table["first"] == "calif") & (table["second"] == "if_rlvr")]
+    here = here.assign(note="") if len(here) else pd.DataFrame([{"judge": "", "note": NO_JUDGE}])
+    here = here.assign(source="this run", configuration=label)
+    there = paper.pairwise()
+    names = paper.CONFIGURATIONS | {"overall": "overall"}
+    there = there.assign(
+        source="paper",
+        configuration=there["configuration"].map(names),
+        judge=paper.JUDGE,
+        pairs=there[["wins", "ties", "losses"]].sum(axis=1),
+        note="",
+    )
+    columns = ["source", "configuration", "judge", "pairs", "wins", "ties", "losses"]
+    columns += ["adjusted_win_rate", "note"]
+    both = pd.concat([frame.reindex(columns=columns) for frame in (here, there)])
+    counts = ["pairs", "wins", "ties", "losses"]
+    return both.astype(dict.fromkeys(counts, "Int64")).reset_index(drop=True)
+
+
+def head_to_head(responses: pd.DataFrame, first: str, second: str) -> pd.DataFrame:
+    """Which of two policies has more of what is measured without a judge, prompt by prompt.
+
+    The first training and evaluation seed of each, as in the paper's pairwise comparison (A21).
+    Columns: ``quantity``, ``pairs`` (both sides defined), ``first_higher``, ``equal``,
+    ``second_higher`` (numbers of prompts), ``mean_difference`` (first minus second).
+
+    Raises
+    ------
+    ValueError
+        If the two have no prompt in common.
+    """
+    sides = [_first_run(responses[responses["method"] == name]) for name in (first, second)]
+    pairs = sides[0].merge(sides[1], on="key", suffixes=("_first", "_second"))
+    if pairs.empty:
+        raise ValueError(f"{first} and {second} have no prompt in common")
+    quantities = {
+        "passes": "passes all constraints (loose)",
+        "loglik": "reference log-likelihood (nats per token)",
+        "tokens": "length (tokens)",
+    }
+    rows = []
+    for name, label in quantities.items():
+        difference = pairs[f"{name}_first"].astype(float) - pairs[f"{name}_second"].astype(float)
+        difference = difference.dropna()
+        higher, equal = int((difference > 0).sum()), int((difference == 0).sum())
+        lower = len(difference) - higher - equal
+        mean = metrics.nan_mean(difference)
+        rows.append((label, len(difference), higher, equal, lower, mean))
+    columns = ["quantity", "pairs", "first_higher", "equal", "second_higher", "mean_difference"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def _first_run(responses: pd.DataFrame) -> pd.DataFrame:
+    """Responses of the first training seed and the first evaluation seed in the table."""
+    runs = responses.groupby(["train_seed", "eval_seed"], sort=False, dropna=False)
+    return responses.loc[runs.ngroup() == 0, ["key", "passes", "loglik", "tokens"]]
+
+
+def _percent(values: Sequence[bool] | pd.Series) -> float:
+    return 100.0 * float(np.mean(values)) if len(values) else float("nan")

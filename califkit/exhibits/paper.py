@@ -1,0 +1,197 @@
+"""What the paper reports, for columns and hollow markers beside our own numbers.
+
+"Diagnosing and Correcting Reward Hacking in Verifiable Instruction Following", arXiv 2610.19525.
+``resources/paper.csv`` holds one printed number a row, named by configuration, method and metric
+(the names of `califkit.exhibits.summary.METRICS`), with its standard deviation, its printed
+difference from the base row and the exhibits it appears in. A number that the paper does not print
+has no row, and every accessor answers None or NaN for it. Figures whose points are only drawn in
+the paper are not measured off the picture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+import pandas as pd
+
+CONFIGURATIONS = {
+    "qwen3-1.7b": "Qwen3-1.7B",
+    "qwen3-1.7b-thinking": "Qwen3-1.7B (thinking)",
+    "qwen3-4b": "Qwen3-4B",
+    "qwen3-4b-thinking": "Qwen3-4B (thinking)",
+    "tulu3-8b-dpo": "Tulu 3 8B DPO",
+    "average": "average of the five",
+}
+"""The five configurations and their average, with labels."""
+
+METHODS = {
+    "base": "base",
+    "if_rlvr": "IF-RLVR",
+    "calif": "CaLIF",
+    "direct_bonus": "direct likelihood bonus",
+    "no_lower": "CaLIF without lower bound",
+    "no_upper": "CaLIF without upper bound",
+    "inner_region": "CaLIF, inner 95 % region",
+    "outer_region": "CaLIF, outer 95 % region",
+    "self_judge": "self judge",
+    "stronger_judge": "stronger judge",
+}
+
+RUBRIC_METRICS = {
+    "advancedif_overall_pass_rate": "AdvancedIF (CIF): overall pass rate (%)",
+    "advancedif_micro_rubric_pass": "AdvancedIF (CIF): micro rubric pass (%)",
+    "followbench_hsr": "FollowBench: HSR (%)",
+    "followbench_ssr": "FollowBench: SSR (%)",
+    "followbench_csl": "FollowBench: CSL (levels, 0 to 5)",
+    "complexbench_lexical": "ComplexBench: Lexical (%)",
+    "complexbench_semantic": "ComplexBench: Semantic (%)",
+    "complexbench_utility": "ComplexBench: Utility (%)",
+    "complexbench_format": "ComplexBench: Format (%)",
+}
+"""The nine metrics of Table 1, with their labels."""
+
+METRICS = (
+    "prompt_loose",
+    "response_quality",
+    "loglik",
+    "tokens",
+    "distinct_2",
+    *RUBRIC_METRICS,
+)
+
+JUDGE = "GPT-5.6 Sol"
+"""Judge of the paper's response quality in Fig. 5 and Table 4 (1 to 10)."""
+
+TRAINING = {
+    "steps": None,
+    "prompts_per_step": 1024,
+    "rollouts_per_prompt": 8,
+    "max_completion_tokens": 2048,
+    "temperature": 1.0,
+    "learning_rate": 5e-7,
+    "beta": 0.001,
+}
+"""Training of the non-thinking configurations, by the names of
+`califkit.runs.settings.TrainingSettings`. Epochs are printed (four over 95,373 prompts), steps are
+not; that the global batch of 1,024 counts prompts is our reading."""
+
+ALPHA = 0.1
+
+ANCHORS = {"temperature": 1.0, "draws": 1, "max_tokens": 2048}
+"""How l0 and l1 are drawn (the token limit is taken to be that of the rollouts)."""
+
+NOT_PRINTED = "not printed in the paper"
+
+
+@dataclass(frozen=True)
+class Printed:
+    """A number as printed: its sample standard deviation over three runs and its difference from
+    the base row, each None where the paper gives none; and the exhibits that show it."""
+
+    value: float
+    std: float | None
+    delta: float | None
+    exhibits: tuple[str, ...]
+
+
+def printed(configuration: str, method: str, metric: str) -> Printed | None:
+    """A printed number, or None if the paper prints none.
+
+    Raises
+    ------
+    KeyError
+        For a configuration, method or metric that the paper does not have, so that a misspelt
+        name is not taken for a number that is not printed.
+    """
+    for name, known in ((configuration, CONFIGURATIONS), (method, METHODS), (metric, METRICS)):
+        if name not in known:
+            raise KeyError(f"{name!r} is not one of {', '.join(known)}")
+    return _numbers().get((configuration, method, metric))
+
+
+def value(configuration: str, method: str, metric: str) -> float | None:
+    """The value alone; see `printed`.
+
+    >>> value("qwen3-1.7b", "if_rlvr", "loglik")
+    -5.91
+    >>> value("qwen3-4b", "base", "loglik") is None
+    True
+    """
+    number = printed(configuration, method, metric)
+    return None if number is None else number.value
+
+
+def table(
+    configurations: Sequence[str], methods: Sequence[str], metrics: Sequence[str]
+) -> pd.DataFrame:
+    """A row for every combination, in the order given, printed or not.
+
+    Columns: ``configuration``, ``method``, ``metric``, ``value``, ``std``, ``delta`` (NaN where the
+    paper prints none) and ``note``, which says so.
+    """
+    rows = []
+    for configuration in configurations:
+        for method in methods:
+            for metric in metrics:
+                number = printed(configuration, method, metric)
+                rows.append(
+                    {
+                        "configuration": configuration,
+                        "method": method,
+                        "metric": metric,
+                        "value": None if number is None else number.value,
+                        "std": None if number is None else number.std,
+                        "delta": None if number is None else number.delta,
+                        "note": NOT_PRINTED if number is None else "",
+                    }
+                )
+    return pd.DataFrame(rows).astype({"value": float, "std": float, "delta": float})
+
+
+def exhibit(name: str) -> pd.DataFrame:
+    """All numbers of one exhibit (``fig5``, ``table1``, ...), as `table` gives them."""
+    keys = [key for key, number in _numbers().items() if name in number.exhibits]
+    if not keys:
+        known = sorted({e for number in _numbers().values() for e in number.exhibits})
+        raise KeyError(f"no numbers of {name!r} are entered; there are {', '.join(known)}")
+    return pd.concat([table([c], [m], [k]) for c, m, k in keys], ignore_index=True)
+
+
+def transitions() -> pd.DataFrame:
+    """Table 2: change of response quality among prompts that the trained policy passes.
+
+    Columns: ``method``, ``transition`` (a name of `califkit.metrics.TRANSITIONS`), ``mean`` and
+    ``std`` over the five configurations.
+    """
+    return _resource("paper_transitions.csv")
+
+
+def pairwise() -> pd.DataFrame:
+    """Table 5: CaLIF against IF-RLVR, judged in both orders, counts from the side of CaLIF.
+
+    Columns: ``configuration`` (``overall`` in the last row), ``wins``, ``ties``, ``losses``,
+    ``adjusted_win_rate`` in percent.
+    """
+    return _resource("paper_pairwise.csv")
+
+
+def _resource(name: str) -> pd.DataFrame:
+    with (resources.files("califkit.exhibits") / "resources" / name).open(encoding="utf-8") as file:
+        return pd.read_csv(file)
+
+
+@cache
+def _numbers() -> dict[tuple[str, str, str], Printed]:
+    numbers = {}
+    for row in _resource("paper.csv").itertuples():
+        numbers[row.configuration, row.method, row.metric] = Printed(
+            float(row.value), _or_none(row.std), _or_none(row.delta), tuple(row.exhibits.split())
+        )
+    return numbers
+
+
+def _or_none(number: float) -> float | None:
+    return None if pd.isna(number) else float(number)

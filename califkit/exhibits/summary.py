@@ -1,0 +1,243 @@
+"""The tables behind Figures 5 and 6: every policy's scores, and the paper's numbers beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from califkit import metrics
+from califkit.evaluation.quality import QUALITY, quality_by_run
+from califkit.evaluation.scores import SCORES, _or_nan
+from califkit.exhibits import paper
+from califkit.generation import RESPONSES, whose
+from califkit.runs.folders import Run, open_run
+from califkit.runs.jsonl import read_jsonl
+from califkit.runs.stages import stage_hash
+
+NO_JUDGE = "not measured: no judge configured"
+
+METRICS = {
+    "prompt_loose": "Constraint Satisfaction (prompt-level loose, %)",
+    "prompt_strict": "prompt-level strict (%)",
+    "instruction_loose": "instruction-level loose (%)",
+    "instruction_strict": "instruction-level strict (%)",
+    "loglik": "reference log-likelihood given the request (nats per token)",
+    "tokens": "response length (tokens)",
+    "distinct_2": "distinct-2",
+}
+"""Run-level metrics in the order tables show them, with their labels."""
+
+
+def run_metrics(scores: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Run-level value of every metric in `METRICS`, from the rows of one `SCORES` file."""
+    strict = [row["strict"] for row in scores]
+    loose = [row["loose"] for row in scores]
+    values = {
+        "prompt_loose": metrics.prompt_accuracy(loose),
+        "prompt_strict": metrics.prompt_accuracy(strict),
+        "instruction_loose": metrics.instruction_accuracy(loose),
+        "instruction_strict": metrics.instruction_accuracy(strict),
+    }
+    for name in ("loglik", "tokens", "distinct_2"):
+        values[name] = metrics.nan_mean([_or_nan(row[name]) for row in scores])
+    return values
+
+
+def metrics_by_run(runs: Iterable[Run], quality_runs: Sequence[Run] = ()) -> pd.DataFrame:
+    """One row a scored run: ``method``, ``train_seed``, ``eval_seed``, the metrics, and counts.
+
+    ``empty`` counts answers without text, which have no likelihood; ``left_out`` counts rows of
+    the benchmark that could not be used. ``response_quality`` is a number where ``quality_runs``
+    hold the same responses, else `NO_JUDGE`; with them come ``quality_unscored`` and ``judge``.
+    Warns and raises as `califkit.evaluation.quality.quality_by_run`.
+    """
+    quality = quality_by_run(quality_runs)
+    graded = dict(zip(map(_responses_of, quality_runs), quality.to_dict("records"), strict=True))
+    rows = []
+    for run in runs:
+        scores = read_jsonl(run.folder / SCORES)
+        row = {
+            **whose(run.stage.responses),
+            **run_metrics(scores),
+            "response_quality": NO_JUDGE,
+            "n": len(scores),
+            "empty": sum(row["loglik"] is None for row in scores),
+            "left_out": run.manifest()["left_out"],
+        }
+        if found := graded.get(_responses_of(run)):
+            row |= {k: found[k] for k in ("response_quality", "quality_unscored", "judge")}
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def _responses_of(run: Run) -> str:
+    return stage_hash(run.stage.responses)
+
+
+def summary_table(by_run: pd.DataFrame) -> pd.DataFrame:
+    """Mean and sample standard deviation over runs, a row a method and metric.
+
+    Columns: ``method``, ``metric``, ``mean``, ``std`` (NaN for one run), ``runs``, ``judge`` and
+    ``unscored`` (whose response quality this is, and how many responses have none; empty for the
+    other metrics), ``note``. A metric without numbers says why in its note: response quality
+    without a judge, and a metric that a run leaves undefined because all its answers are empty.
+    """
+    rows = []
+    for method, group in by_run.groupby("method", sort=False):
+        for metric in (*METRICS, "response_quality"):
+            values = pd.to_numeric(group[metric], errors="coerce")  # NO_JUDGE is no number
+            undefined = int(values.isna().sum())
+            mean, std, note, judge, unscored = np.nan, np.nan, "", "", np.nan
+            if undefined == 0:
+                mean, std = metrics.mean_and_std(values)
+            elif group[metric].eq(NO_JUDGE).all():
+                note = NO_JUDGE
+            else:
+                note = f"not measured: undefined in {undefined} of {len(group)} runs"
+            if metric == "response_quality" and note != NO_JUDGE:
+                judge = ", ".join(group["judge"].dropna().unique())
+                unscored = group["quality_unscored"].sum()
+            runs = len(group) - undefined
+            rows.append((method, metric, mean, std, runs, judge, unscored, note))
+    columns = ["method", "metric", "mean", "std", "runs", "judge", "unscored", "note"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def response_table(
+    profile: str, runs: Iterable[Run], quality_runs: Sequence[Run] = ()
+) -> pd.DataFrame:
+    """Every scored response with its text, a row each.
+
+    Columns: ``method``, ``train_seed``, ``eval_seed``, ``prompt``, ``response``, ``passes`` (all
+    constraints hold, loosely), those of `SCORES`, ``quality`` (NaN where not measured or unscored)
+    and ``judge`` (empty where not measured).
+    """
+    graded = {_responses_of(run): run for run in quality_runs}
+    rows = []
+    for run in runs:
+        stage = run.stage.responses
+        folder = open_run(profile, stage).folder
+        texts = {row["key"]: row for row in read_jsonl(folder / RESPONSES)}
+        judged = graded.get(_responses_of(run))
+        quality = (
+            {r["key"]: r["value"] for r in read_jsonl(judged.folder / QUALITY)} if judged else {}
+        )
+        for score in read_jsonl(run.folder / SCORES):
+            rows.append(
+                {
+                    **whose(stage),
+                    "prompt": texts[score["key"]]["prompt"],
+                    "response": texts[score["key"]]["response"],
+                    "passes": all(score["loose"]),
+                    **score,
+                    "quality": quality.get(score["key"]),
+                    "judge": judged.stage.judge.name if judged else "",
+                }
+            )
+    return pd.DataFrame(rows).astype({"loglik": float, "distinct_2": float, "quality": float})
+
+
+def id_table(responses: pd.DataFrame) -> pd.DataFrame:
+    """Share of responses (in percent, loose) that follow each constraint id, a column a method.
+
+    Index: the id; ``n`` counts the prompts with it, an id that a prompt has twice counts twice.
+    """
+    columns = ["method", "train_seed", "eval_seed", "ids", "loose"]
+    single = responses[columns].explode(["ids", "loose"])
+    table = (
+        single.assign(loose=single["loose"].astype(float) * 100)
+        .pivot_table(index="ids", columns="method", values="loose", aggfunc="mean", sort=False)
+        .reindex(columns=single["method"].unique())
+    )
+    runs = len(single[["method", "train_seed", "eval_seed"]].drop_duplicates())
+    table.insert(0, "n", single.groupby("ids").size() // runs)
+    return table.sort_index()
+
+
+def paired(responses: pd.DataFrame, method: str) -> pd.DataFrame:
+    """Responses of a trained policy beside the base policy's to the same prompt and seed.
+
+    Columns of both sides end in ``_base`` and ``_trained``, among them ``quality``; ``change`` is
+    the difference of the log-likelihoods (trained minus base), NaN where either answer is empty.
+    The lowest changes come first: with ``passes_trained`` that is where to look for an answer that
+    pleases the verifier.
+    """
+    keep = ["key", "prompt", "eval_seed", "response", "passes", "loglik", "tokens", "quality"]
+    base = responses.loc[responses["method"] == "base", keep]
+    trained = responses.loc[responses["method"] == method, keep]
+    pairs = base.merge(trained, on=["key", "prompt", "eval_seed"], suffixes=("_base", "_trained"))
+    pairs["change"] = pairs["loglik_trained"] - pairs["loglik_base"]
+    return pairs.sort_values("change", ignore_index=True)
+
+
+def beside_paper(
+    summary: pd.DataFrame,
+    label: str,
+    metric_names: Sequence[str],
+    configurations: Sequence[str] = tuple(paper.CONFIGURATIONS),
+) -> pd.DataFrame:
+    """The numbers of this run and the paper's, one row each; what figures 5 and 6 draw.
+
+    Columns: ``source`` (``this run`` or ``paper``), ``configuration`` (``label`` for this run),
+    ``method``, ``metric``, ``value``, ``std``, ``judge`` (of response quality), ``note`` (why there
+    is no value).
+    """
+    here = summary[summary["metric"].isin(metric_names)].rename(columns={"mean": "value"})
+    here = here.assign(source="this run", configuration=label)
+    there = paper.table(configurations, ("base", "if_rlvr", "calif"), metric_names)
+    there["configuration"] = there["configuration"].map(paper.CONFIGURATIONS)
+    there["judge"] = np.where(there["metric"] == "response_quality", paper.JUDGE, "")
+    both = pd.concat([here, there.assign(source="paper")], ignore_index=True)
+    columns = ["source", "configuration", "method", "metric", "value", "std", "judge", "note"]
+    return both[columns]
+
+
+def against_paper(summary: pd.DataFrame, configuration: str = "qwen3-1.7b") -> pd.DataFrame:
+    """Do two policies differ the way they do in the paper? A row a comparison and metric.
+
+    Models and scales differ, so only directions are compared. ``difference`` is first minus second;
+    ``spread`` is the standard deviation of a difference of two runs, sqrt(std_1^2 + std_2^2);
+    ``paper`` is the paper's difference on ``configuration``. ``judge`` names the judge of response
+    quality here (the paper's is `califkit.exhibits.paper.JUDGE`). ``verdict`` is a sentence; a
+    difference that does not exceed the spread is not called a direction.
+    """
+    cells = summary.set_index(["method", "metric"])
+    methods = [method for method in ("base", "if_rlvr", "calif") if method in cells.index.levels[0]]
+    pairs = [(a, b) for b, a in combinations(methods, 2)]
+    rows = []
+    for first, second in pairs:
+        for metric in summary["metric"].unique():
+            a, b = cells.loc[(first, metric)], cells.loc[(second, metric)]
+            difference = a["mean"] - b["mean"]
+            spread = float(np.hypot(a["std"], b["std"]))
+            there = _paper_difference(configuration, first, second, metric)
+            verdict = a["note"] or b["note"] or _direction(difference, spread, there)
+            name = f"{paper.METHODS[first]} minus {paper.METHODS[second]}"
+            means = a["mean"], b["mean"]
+            rows.append((name, metric, *means, difference, spread, there, a["judge"], verdict))
+    columns = ["comparison", "metric", "first", "second", "difference", "spread"]
+    return pd.DataFrame(rows, columns=[*columns, "paper", "judge", "verdict"])
+
+
+def _paper_difference(configuration: str, first: str, second: str, metric: str) -> float:
+    if metric not in paper.METRICS:
+        return float("nan")
+    a, b = (paper.printed(configuration, method, metric) for method in (first, second))
+    if a is None or b is None:
+        return float("nan")
+    printed = a.delta if second == "base" else None
+    return a.value - b.value if printed is None else printed
+
+
+def _direction(difference: float, spread: float, there: float) -> str:
+    if np.isnan(there):
+        return "the paper prints no number"
+    if np.isnan(spread):
+        return "one run: no spread to compare with"
+    if abs(difference) <= spread:
+        return "within the spread"
+    return "as in the paper" if difference * there > 0 else "opposite to the paper"

@@ -1,0 +1,71 @@
+"""The tables behind the training curves: steps, rollouts, running means, equal r_ver."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pandas as pd
+
+from califkit.anchors.region import ZONES
+from califkit.runs.folders import LOG, ROLLOUTS, Run
+from califkit.runs.jsonl import finished_rows, read_jsonl
+
+
+def training_table(runs: Iterable[Run]) -> pd.DataFrame:
+    """The training logs, a row a step: ``method``, ``train_seed``, ``step``, the step's means over
+    its rollouts (``r_ver``, ``reward``, ``loglik``, ``tokens``, ``distinct_2``) and the share of
+    rollouts in each of `ZONES`.
+
+    A run may still be going on: its finished steps are taken. ValueError if no run has one."""
+    columns = ["step", "r_ver", "reward", "loglik", "tokens", "distinct_2", "seconds"]
+    frames = []
+    for run in runs:
+        if not (rows := finished_rows(run.folder / LOG)):
+            continue
+        log = pd.DataFrame(rows)
+        shares = log[[f"zone/{zone}" for zone in ZONES]].set_axis(ZONES, axis="columns")
+        table = log[columns].astype(float).join(shares)
+        table.insert(0, "method", run.stage.method)
+        table.insert(1, "train_seed", run.stage.seed)
+        frames.append(table.astype({"step": int}))
+    return pd.concat(frames, ignore_index=True)
+
+
+def rollout_table(runs: Iterable[Run]) -> pd.DataFrame:
+    """Every rollout of training runs: ``method``, ``train_seed``, and the rows of `ROLLOUTS`."""
+    frames = [
+        pd.DataFrame(read_jsonl(run.folder / ROLLOUTS)).assign(
+            method=run.stage.method, train_seed=run.stage.seed
+        )
+        for run in runs
+    ]
+    return pd.concat(frames, ignore_index=True)
+
+
+def smoothed(training: pd.DataFrame, window: int) -> pd.DataFrame:
+    """Running means of a `training_table` over ``window`` steps up to each step, run by run.
+
+    The first steps average over what is there, so every step keeps its row.
+    """
+    fixed = ["method", "train_seed", "step"]
+    frames = [
+        run[fixed].join(run.drop(columns=fixed).rolling(window, min_periods=1).mean())
+        for _, run in training.groupby(fixed[:2], sort=False)
+    ]
+    return pd.concat(frames, ignore_index=True)
+
+
+def at_equal_r_ver(training: pd.DataFrame) -> pd.DataFrame:
+    """The methods compared where they satisfy the same share of constraints.
+
+    An arm that merely learns more slowly keeps its likelihood too; it has not been protected. The
+    level is the highest r_ver that every run of a `training_table` reaches; each run enters with
+    the first step at or above it.
+    """
+    runs = training.groupby(["method", "train_seed"], sort=False)
+    level = runs["r_ver"].max().min()
+    first = (
+        training[training["r_ver"] >= level].groupby(["method", "train_seed"], sort=False).head(1)
+    )
+    table = first[["method", "train_seed", "step", "r_ver", "loglik", "tokens", "distinct_2"]]
+    return table.assign(level=level).reset_index(drop=True)

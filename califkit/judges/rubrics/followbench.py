@@ -1,0 +1,339 @@
+"""FollowBench (English): 820 prompts in 164 groups, one constraint more at each of five levels.
+
+HSR = share of items whose constraints all hold; SSR = mean share of constraints that hold; CSL =
+levels passed in a row from level 1 (paper, Table 1). The released code prints them per category and
+level. Our headline is, per level, the mean over the categories, then the mean over the levels (CSL:
+over the categories): the paper's HSR cannot be pooled over 820 items.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from califkit.judges.rubrics import followbench_rules as rules
+from califkit.judges.rubrics.base import (
+    Request,
+    Scores,
+    Verdict,
+    answer_to,
+    match_verdicts,
+    status_counts,
+    unanswered,
+)
+from califkit.judges.rubrics.files import Loaded, RubricError, digest
+from califkit.judges.rubrics.followbench_data import LEVELS, FollowItem, load_items
+from califkit.judges.rubrics.judge_text import (
+    DATA_NOTE,
+    Messages,
+    Unreadable,
+    structured_answer,
+    tagged,
+    user_turn,
+)
+
+_KINDS = {
+    "content": "Each one narrows what the text is about or what it must contain.",
+    "situation": "Each one adds to the circumstances or the role in which the answer is given.",
+    "style": "Each one asks for a tone or manner of writing.",
+    "format": "Each one asks for a form: length, layout, markup, order.",
+    "mixed": "They are of different kinds: content, situation, style or form.",
+}
+
+_PROMPT = Template(f"""\
+Decide which of the constraints that were added to an instruction a response meets.
+
+The instruction grew in $level steps. Below it stands at every step; each step added one \
+constraint to the one before. $kind The response answers the last version.
+
+{DATA_NOTE}
+
+$history
+
+$response
+
+Find the $level added constraints, in the order in which they were added. Decide each on its own: \
+YES only if the response meets it in full, else NO.
+
+Reply with one JSON object and nothing else, with exactly $level entries in "verdicts":
+{{"reason": "<the constraints and what speaks for or against each>", \
+"verdicts": ["<YES or NO>", ...]}}""")
+
+_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "reason": {"type": "string"},
+        "verdicts": {"type": "array", "items": {"type": "string", "enum": ["YES", "NO"]}},
+    },
+    "required": ["reason", "verdicts"],
+}
+VERSION = digest([_PROMPT.template, _KINDS, _SCHEMA])[:12]
+
+_HOLDS = {"YES": True} | dict.fromkeys(("NO", "PARTIAL", "MAYBE", "UNKNOWN", "N/A"), False)
+_LONGEST_LIST = 1000  # characters that are handed to Python's literal parser
+
+
+@dataclass(frozen=True)
+class FollowBench:
+    """The benchmark. The value of a verdict is a tuple of booleans: one a constraint from a judge,
+    a single one from a rule."""
+
+    name: str = "followbench"
+
+    def load(self, source: str | Path | None = None) -> Loaded:
+        """Items of level 1 to 5 of the native files.
+
+        Parameters
+        ----------
+        source
+            The folder with ``<category>_constraints.json`` files, or one such file; None for the
+            items that come with the package.
+
+        Raises
+        ------
+        RubricError
+            If there is no such file or a record does not fit; the message names file, record,
+            field and value.
+        """
+        return load_items(source)
+
+    def prompts(self, items: Sequence[FollowItem]) -> list[Messages]:
+        """The instruction of the item's level as one user turn."""
+        return [user_turn(item.history[-1]) for item in items]
+
+    def units(self, items: Sequence[FollowItem]) -> list[tuple[str, FollowItem]]:
+        return [(item.id, item) for item in items]
+
+    def rule_verdicts(
+        self, items: Sequence[FollowItem], responses: Mapping[str, str | None]
+    ) -> list[Verdict]:
+        verdicts = []
+        for item in items:
+            answer = answer_to(item, responses)
+            nothing = (False,) * (1 if item.by_rule else item.level)
+            if verdict := unanswered(item.id, answer, nothing):
+                verdicts.append(verdict)
+            elif item.by_rule:
+                verdicts.append(Verdict(item.id, "ok", (_by_rule(item, answer or ""),), "by rule"))
+        return verdicts
+
+    def judge_requests(
+        self, items: Sequence[FollowItem], responses: Mapping[str, str | None]
+    ) -> list[Request]:
+        return [
+            self.request(item, answer)
+            for item in items
+            if not item.by_rule
+            and (answer := answer_to(item, responses)) is not None
+            and answer.strip()
+        ]
+
+    def request(self, item: FollowItem, answer: str) -> Request:
+        first = item.level + 1 - len(item.history)
+        history = "\n\n".join(
+            tagged(f"instruction, step {step}", text or "(no instruction yet)")
+            for step, text in enumerate(item.history, start=first)
+        )
+        prompt = _PROMPT.substitute(
+            level=item.level,
+            kind=_KINDS[item.category],
+            history=history,
+            response=tagged("response", answer),
+        )
+        read = partial(read_verdicts, level=item.level)
+        return Request(item.id, user_turn(prompt), _SCHEMA, VERSION, read)
+
+    def score(
+        self, items: Sequence[FollowItem], verdicts: Iterable[Verdict], strict: bool = False
+    ) -> Scores:
+        """The three metrics of Table 1; see `califkit.judges.rubrics.base.Benchmark`.
+
+        `details` has them per category (with the five levels), pooled over groups (``micro``) and
+        with levels weighted 1 to 5 over the categories other than ``example``.
+
+        Raises
+        ------
+        RubricError
+            Also if a group does not have its five levels: CSL would not be defined.
+        """
+        matched = match_verdicts([item.id for item in items], verdicts, strict)
+        groups = _groups(items)
+        cells = {item.id: _hard_soft(item, matched[item.id]) for item in items}
+        by_category = {
+            category: _category_scores([[cells[i.id] for i in group] for group in of_category])
+            for category, of_category in groups.items()
+        }
+        macro = _macro(by_category)
+        metrics = {f"followbench_{key}": macro[key] for key in ("hsr", "ssr", "csl")}
+        counts = status_counts(matched.values()) | {
+            "n_groups": sum(map(len, groups.values())),
+            "n_by_rule": sum(item.by_rule for item in items),
+        }
+        details = {
+            "per_category": by_category,
+            "macro": macro,
+            "micro": _micro(by_category),
+            "level_weighted": _level_weighted(by_category),
+        }
+        return Scores(metrics, counts, released_scores(groups, matched), details)
+
+
+def read_verdicts(text: str, level: int) -> tuple[bool, ...]:
+    """One boolean a constraint: our own format, else the last line as the released parser reads it.
+
+    Raises
+    ------
+    Unreadable
+    """
+    value = structured_answer(text, "verdicts")
+    words = _last_line_words(text, level) if value is None else value["verdicts"]
+    if not isinstance(words, list) or len(words) != level:
+        raise Unreadable(f"no list of {level} verdicts")
+    if not all(isinstance(word, str) and word in _HOLDS for word in words):
+        raise Unreadable(f"a verdict is none of {', '.join(_HOLDS)}")
+    return tuple(_HOLDS[word] for word in words)
+
+
+def released_scores(
+    groups: Mapping[str, Sequence[Sequence[FollowItem]]], verdicts: Mapping[str, Verdict]
+) -> dict[str, Any]:
+    """What the released code prints: per category percentages as text and CSL with one decimal.
+
+    An unreadable verdict is *added* as -1 there, for HSR and SSR; one that is missing ends the
+    scoring of its category. ``level_weighted`` is that of the separate script, from the printed
+    numbers of all categories but ``example``; None if there is none or one has an error.
+    """
+    printed: dict[str, Any] = {}
+    rounded = {}
+    for category, of_category in groups.items():
+        found = [[verdicts[item.id] for item in group] for group in of_category]
+        if any(verdict.status == "missing" for row in found for verdict in row):
+            printed[category] = {"error": "KeyError (a verdict is missing)"}
+            continue
+        cells = [[_released_hard_soft(verdict) for verdict in row] for row in found]
+        scores = _category_scores(cells)
+        printed[category] = {
+            "hsr": [f"{value:.2f}" for value in scores["hsr_by_level"]],
+            "ssr": [f"{value:.2f}" for value in scores["ssr_by_level"]],
+            "csl": round(scores["csl"], 1),
+        }
+        rounded[category] = {
+            f"{key}_by_level": list(map(float, printed[category][key])) for key in ("hsr", "ssr")
+        }
+    weighted = _level_weighted(rounded) if len(rounded) == len(groups) else None
+    return {"per_category": printed, "level_weighted": weighted}
+
+
+def _by_rule(item: FollowItem, answer: str) -> bool:
+    return rules.follows(
+        item.category, item.source, item.example_id, item.level, item.target, answer
+    )
+
+
+def _last_line_words(text: str, level: int) -> list[Any]:
+    line = text.strip("` \t\r\n").rpartition("\n")[2]
+    if level == 1:
+        found = next((word for word in ("YES", "NO") if word in line), None)
+        return [] if found is None else [found]
+    start, end = line.find("["), line.rfind("]")
+    if not 0 <= start < end or end - start > _LONGEST_LIST:
+        raise Unreadable("no list in the last line")
+    try:
+        return ast.literal_eval(line[start : end + 1])
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
+        raise Unreadable("the list in the last line is not a literal") from error
+
+
+def _hard_soft(item: FollowItem, verdict: Verdict) -> tuple[float, float]:
+    """Whether all constraints hold, and the share that does; nothing without a verdict."""
+    if verdict.status != "ok":
+        return 0.0, 0.0
+    expected = 1 if item.by_rule else item.level
+    value = verdict.value
+    if not isinstance(value, tuple | list) or len(value) != expected:
+        raise RubricError(f"{item.id}: the verdict must have {expected} booleans, not {value!r}")
+    return float(all(value)), sum(value) / len(value)
+
+
+def _released_hard_soft(verdict: Verdict) -> tuple[float, float]:
+    if verdict.status != "ok":
+        return -1.0, -1.0
+    return float(all(verdict.value)), sum(verdict.value) / len(verdict.value)
+
+
+def _groups(items: Sequence[FollowItem]) -> dict[str, list[list[FollowItem]]]:
+    """Groups by category, each in the order of its levels."""
+    groups: dict[str, dict[int, list[FollowItem]]] = {}
+    for item in items:
+        groups.setdefault(item.category, {}).setdefault(item.example_id, []).append(item)
+    for category, of_category in groups.items():
+        for example_id, group in of_category.items():
+            group.sort(key=lambda item: item.level)
+            if tuple(item.level for item in group) != LEVELS:
+                levels = [item.level for item in group]
+                raise RubricError(f"group {category}/{example_id} has the levels {levels}, not 1-5")
+    return {category: list(of_category.values()) for category, of_category in groups.items()}
+
+
+def _category_scores(groups: Sequence[Sequence[tuple[float, float]]]) -> dict[str, Any]:
+    """Percentages by level and CSL of groups of five (hard, soft)."""
+    n = len(groups)
+    by_level = list(zip(*groups, strict=True))
+    return {
+        "n_groups": n,
+        "hsr_by_level": [100.0 * sum(hard for hard, _ in level) / n for level in by_level],
+        "ssr_by_level": [100.0 * sum(soft for _, soft in level) / n for level in by_level],
+        "csl": sum(_levels_in_a_row(group) for group in groups) / n,
+    }
+
+
+def _levels_in_a_row(group: Sequence[tuple[float, float]]) -> int:
+    hards = [hard == 1 for hard, _ in group]
+    return hards.index(False) if False in hards else len(hards)
+
+
+def _macro(by_category: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    means: dict[str, Any] = {}
+    for key in ("hsr", "ssr"):
+        rows = [scores[f"{key}_by_level"] for scores in by_category.values()]
+        means[f"{key}_by_level"] = [_mean(level) for level in zip(*rows, strict=True)]
+        means[key] = _mean(means[f"{key}_by_level"])
+    return means | {"csl": _mean([scores["csl"] for scores in by_category.values()])}
+
+
+def _micro(by_category: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    total = sum(scores["n_groups"] for scores in by_category.values())
+
+    def pooled(value: Any) -> float:
+        return sum(scores["n_groups"] * value(scores) for scores in by_category.values()) / total
+
+    return {
+        "hsr": pooled(lambda scores: _mean(scores["hsr_by_level"])),
+        "ssr": pooled(lambda scores: _mean(scores["ssr_by_level"])),
+        "csl": pooled(lambda scores: scores["csl"]),
+    }
+
+
+def _level_weighted(by_category: Mapping[str, Mapping[str, Any]]) -> dict[str, float] | None:
+    chosen = [scores for category, scores in by_category.items() if category != "example"]
+    if not chosen:
+        return None
+    return {
+        key: _mean(
+            [
+                sum(w * v for w, v in zip(LEVELS, scores[f"{key}_by_level"], strict=True))
+                / sum(LEVELS)
+                for scores in chosen
+            ]
+        )
+        for key in ("hsr", "ssr")
+    }
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

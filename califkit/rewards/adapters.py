@@ -1,0 +1,189 @@
+"""The verifier fraction as a reward for other trainers; none of them is imported here.
+
+* TRL: ``GRPOTrainer(reward_funcs=verifier_reward, ...)``, or a `VerifierReward` of your own;
+* verl: ``custom_reward_function.path=<this file> .name=compute_score`` (CaLIF itself:
+  `califkit.rewards.verl`);
+* the ``verifiers`` library: ``Rubric(funcs=[constraints_followed])``;
+* NeMo Gym: `gym_row` writes a row of a data set, `gym_verify` scores a response to one.
+
+All of them strip reasoning (left open, it is no answer), check strictly and give the share of
+constraints followed. They keep no state and can be pickled, so threads, forks and spawned workers
+may call them. Data that cannot be used is an error, never a reward of 0.
+
+The constraints come as *ground truth*: what the training set calls so (the text of a Python
+literal or of JSON, with ``instruction_id`` and ``kwargs``), or JSON as `constraints_json` writes it
+(a list of ``{"id", "kwargs"}``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from califkit.data.rows import Instance, _read_value, read_constraints
+from califkit.verifiers import fraction_followed, strip_reasoning, verify_all
+
+GRADING_MODES = ("binary", "fraction")
+
+
+def completion_text(completion: Any) -> str:
+    """The text of a completion: a string, or the last assistant message of a conversation.
+
+    Raises
+    ------
+    ValueError
+        A conversation without an assistant message.
+    """
+    if isinstance(completion, str):
+        return completion
+    for message in reversed(list(completion)):
+        if message["role"] == "assistant":
+            return _content(message["content"])
+    raise ValueError(f"a completion without an assistant message: {completion!r:.200}")
+
+
+def _content(content: Any) -> str:
+    """Text of a message, which may come in parts; a message of tool calls alone has none."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(part.get("text") or "" for part in content)
+
+
+# --- TRL -----------------------------------------------------------------------------------------
+
+
+class VerifierReward:
+    """TRL reward function: the share of constraints followed, without a reference model.
+
+    The data set has, beside ``prompt``, a column ``constraints`` (as `constraints_json` writes it)
+    or ``ground_truth`` (as in the training set).
+
+    Parameters
+    ----------
+    semantics
+        ``published`` or ``repaired`` verdicts.
+    """
+
+    def __init__(self, semantics: str = "published") -> None:
+        if semantics not in ("published", "repaired"):
+            raise ValueError(f"semantics must be 'published' or 'repaired', not {semantics!r}")
+        self.semantics = semantics
+        self.__name__ = "verifier" if semantics == "published" else f"verifier_{semantics}"
+
+    def __call__(
+        self,
+        prompts: Sequence[Any],
+        completions: Sequence[Any],
+        *,
+        constraints: Sequence[Any] | None = None,
+        ground_truth: Sequence[Any] | None = None,
+        log_metric: Callable[[str, float], None] | None = None,
+        **columns: Any,
+    ) -> list[float]:
+        """Rewards of a batch, in its order; other columns are ignored."""
+        truths = ground_truth if constraints is None else constraints
+        if truths is None:
+            raise ValueError(
+                "the data set needs a column 'constraints' or 'ground_truth'; "
+                f"columns found: {', '.join(columns) or 'none'}"
+            )
+        rewards = [
+            _score(truth, completion_text(completion), self.semantics)
+            for truth, completion in zip(truths, completions, strict=True)
+        ]
+        if log_metric is not None and rewards:
+            log_metric("all_followed", sum(r == 1.0 for r in rewards) / len(rewards))
+        return rewards
+
+
+verifier_reward = VerifierReward()
+"""`VerifierReward` with the published verdicts."""
+
+
+def _score(ground_truth: Any, prediction: str, semantics: str = "published") -> float:
+    constraints = read_constraints(ground_truth)
+    return fraction_followed(constraints, prediction, semantics, unterminated="empty")
+
+
+# --- verl ----------------------------------------------------------------------------------------
+
+
+def compute_score(
+    data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None
+) -> float:
+    """verl's reward function; `ground_truth` is that of the row's ``reward_model``."""
+    return _score(ground_truth, solution_str)
+
+
+# --- the verifiers library -----------------------------------------------------------------------
+
+
+def constraints_followed(
+    completion: Any, answer: Any = "", info: Any = None, **kwargs: Any
+) -> float:
+    """Rubric function: the ground truth is in `answer`, or in ``info["ground_truth"]``."""
+    if isinstance(info, str) and info:
+        info = json.loads(info)
+    truth = answer or (info or {}).get("ground_truth")
+    if not truth:
+        raise ValueError("no ground truth: neither 'answer' nor info['ground_truth'] is there")
+    return _score(truth, completion_text(completion))
+
+
+# --- NeMo Gym ------------------------------------------------------------------------------------
+
+
+def gym_row(instance: Instance, grading_mode: str = "fraction") -> dict[str, Any]:
+    """A prompt as a row of a NeMo Gym data set for instruction following."""
+    _check_grading(grading_mode)
+    return {
+        "responses_create_params": {"input": [{"role": "user", "content": instance.prompt}]},
+        "verifier_metadata": {
+            "instruction_id_list": [c.id for c in instance.constraints],
+            "prompt": instance.prompt,
+            "kwargs": [dict(c.kwargs) for c in instance.constraints],
+            "grading_mode": grading_mode,
+        },
+    }
+
+
+def gym_verify(
+    row: Mapping[str, Any], response: Any, semantics: str = "published"
+) -> dict[str, Any]:
+    """Score a response to a NeMo Gym row.
+
+    Parameters
+    ----------
+    row
+        With ``verifier_metadata``: ``instruction_id_list``, ``kwargs`` and ``grading_mode``
+        (``fraction`` if it is missing).
+    response
+        Text, or a response of the Responses API (its ``output`` holds messages and other items).
+
+    Returns
+    -------
+    dict
+        ``reward``, ``follow_all_instructions`` and ``follow_instruction_list``.
+    """
+    metadata = row["verifier_metadata"]
+    grading_mode = metadata.get("grading_mode", "fraction")
+    _check_grading(grading_mode)
+    constraints = _read_value(metadata)
+    text = response
+    if not isinstance(response, str):
+        items = response["output"]
+        messages = [i for i in items if i.get("type", "message") == "message"]
+        text = completion_text(messages) if messages else ""
+    followed = verify_all(constraints, strip_reasoning(text), "strict", semantics)
+    share = sum(followed) / len(followed)
+    return {
+        "reward": share if grading_mode == "fraction" else float(all(followed)),
+        "follow_all_instructions": all(followed),
+        "follow_instruction_list": followed,
+    }
+
+
+def _check_grading(mode: Any) -> None:
+    if mode not in GRADING_MODES:
+        raise ValueError(f"grading_mode must be one of {', '.join(GRADING_MODES)}, not {mode!r}")

@@ -1,0 +1,279 @@
+"""What `CalifReward` refuses of a trainer's settings and data, before anything expensive starts."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from califkit import CalifkitError
+from califkit.data.rows import read_constraints
+from califkit.rewards.reference import check_adapter
+from califkit.runs.settings import REGION_METHODS
+from califkit.verifiers import Constraint
+
+COLUMNS = ("request", "constraints", "l0", "l1")
+"""Columns that the data set needs beside ``prompt``."""
+OPTIONAL_COLUMNS = ("key", "anchor_r_ver", "anchor_tokens")
+"""Columns that are read if the data set has them."""
+
+_PLAIN_SAMPLING = {
+    "temperature": (1.0,),
+    "top_p": (1.0,),
+    "top_k": (0, None),
+    "min_p": (None, 0),
+    "repetition_penalty": (1.0,),
+}
+"""Values under which rollouts are plain draws, the one to advise first."""
+
+_MAY_EXCEED_0 = {"inner_region": "l0", "outer_region": "l1"}
+"""The end that a confidence interval can push above 0 (`califkit.anchors.region`)."""
+
+
+class RewardError(CalifkitError, ValueError):
+    """Settings or data that `CalifReward` cannot score; the message says which and why."""
+
+
+def check_config(args: Any, peft_config: Any = None) -> None:
+    """Refuse settings under which l and the bounds could not be compared; needs no model.
+
+    Parameters
+    ----------
+    args
+        The ``GRPOConfig``.
+    peft_config
+        The adapter that the trainer will make, if any.
+
+    Raises
+    ------
+    RewardError
+        For a reference that moves, or rollouts that are no plain draws at temperature 1.
+    califkit.rewards.reference.NoReferenceError
+        For an adapter under which the starting policy cannot be had.
+    """
+    if args.sync_ref_model:
+        raise RewardError(
+            "sync_ref_model=True moves the reference that l0 and l1 were measured under"
+        )
+    override = args.generation_kwargs or {}
+    for name, plain in _PLAIN_SAMPLING.items():
+        value = override.get(name, getattr(args, name))
+        if value not in plain:
+            where = "generation_kwargs has " if name in override else ""
+            raise RewardError(
+                f"{where}{name}={value}: rollouts must be drawn with {name}={plain[0]}, as l0 and "
+                "l1 are likelihoods of plain draws at temperature 1"
+            )
+    if peft_config is not None:
+        check_adapter(peft_config)
+
+
+def check_template(trainer: Any, *, thinking: bool) -> None:
+    """Refuse prompts that are rendered for another mode than the rewards are made for.
+
+    Raises
+    ------
+    RewardError
+        If ``enable_thinking`` is set otherwise, or is not set and the chat template's own default
+        is another; or if the template opens a think block though thinking is off.
+    """
+    given = trainer.args.chat_template_kwargs or {}
+    asked = given.get("enable_thinking", thinking)
+    if bool(asked) != thinking:
+        raise RewardError(
+            f"chat_template_kwargs has enable_thinking={asked}, but CalifReward has "
+            f"thinking={thinking}: reasoning and answer would not be told apart"
+        )
+
+    def rendered(**options: Any) -> str:
+        return trainer.processing_class.apply_chat_template(
+            [{"role": "user", "content": "Name a drink."}],
+            chat_template=trainer.chat_template,
+            tokenize=False,
+            add_generation_prompt=True,
+            **options,
+        )
+
+    sent = rendered(**given)
+    if sent != rendered(**given | {"enable_thinking": thinking}):
+        raise RewardError(
+            "chat_template_kwargs does not say enable_thinking, and the chat template renders "
+            f"prompts otherwise than for thinking={thinking} of CalifReward: set "
+            f'chat_template_kwargs={{"enable_thinking": {thinking}}} in the GRPOConfig'
+        )
+    if not thinking and sent.rstrip().endswith("<think>"):
+        raise RewardError(
+            "the chat template opens a think block in every prompt, so rollouts start with "
+            "reasoning: use CalifReward(thinking=True)"
+        )
+
+
+def check_step(trainer: Any) -> None:
+    """Refuse a training set that does not fill one step.
+
+    Raises
+    ------
+    RewardError
+        With both numbers. TRL leaves out what does not fill a step, so it would end at once,
+        without an error.
+    """
+    from datasets import IterableDataset
+
+    if isinstance(trainer.train_dataset, IterableDataset):
+        return
+    # The batch is that of all processes.
+    batch, rollouts = trainer.args.generation_batch_size, trainer.args.num_generations
+    n_rows, n_prompts = len(trainer.train_dataset), batch // rollouts
+    if n_rows < n_prompts:
+        raise RewardError(
+            f"the training set has {n_rows} rows, but a step takes {n_prompts} prompts "
+            f"(generation_batch_size {batch} / num_generations {rollouts}): training would end "
+            "after zero steps; give more rows, or lower per_device_train_batch_size or "
+            "gradient_accumulation_steps"
+        )
+
+
+def check_columns(columns: Iterable[str], needed: Sequence[str]) -> None:
+    """Refuse data that lack a column; the message names those that are there."""
+    if missing := [name for name in needed if name not in columns]:
+        raise RewardError(
+            f"the data set lacks the columns {', '.join(missing)}; it has {', '.join(columns)}"
+        )
+
+
+def check_dataset(dataset: Any, name: str, needed: Sequence[str], method: str) -> None:
+    """Read every row of a data set.
+
+    Parameters
+    ----------
+    dataset
+        A ``Dataset``. Of an ``IterableDataset`` only the columns are checked, if it knows them.
+    name
+        What messages call it, as in "training set".
+    needed
+        Columns that it has to have beside ``prompt``.
+    method
+        The method that is trained; see `check_row`.
+
+    Raises
+    ------
+    RewardError
+        For a missing column, a row that cannot be used, or no l0 or l1 in any row.
+
+    Warns
+    -----
+    UserWarning
+        If most bounds are reversed, every request is its whole prompt, or prompts hold a system
+        turn. Each is possible, but likely a mistake.
+    """
+    from datasets import IterableDataset
+
+    if dataset.column_names is not None:
+        check_columns(dataset.column_names, needed)
+    if isinstance(dataset, IterableDataset):
+        return
+    names = ("prompt", *COLUMNS, *OPTIONAL_COLUMNS)
+    names = [name for name in names if name in dataset.column_names]
+    bounds, same, with_system = [], 0, 0
+    for i, row in enumerate(dataset.select_columns(names).with_format(None)):
+        try:
+            check_prompt(row.get("prompt"))
+            check_row(row, method)
+        except ValueError as error:
+            raise RewardError(f"row {i} of the {name}, key {row.get('key')!r}: {error}") from error
+        bounds.append((number(row["l0"]), number(row["l1"])))
+        same += row["prompt"][-1]["content"] == row["request"]
+        with_system += any(turn["role"] == "system" for turn in row["prompt"])
+    l0, l1 = np.array(bounds).reshape(-1, 2).T
+    for bound, values in {"l0": l0, "l1": l1}.items():
+        if np.isnan(values).all():
+            raise RewardError(
+                f"no row of the {name} has {bound}: the anchors are not loaded, and rollouts would "
+                "be rewarded without bounds"
+            )
+    reversed_bounds, both = int((l0 > l1).sum()), int((~np.isnan(l0 - l1)).sum())
+    # Intervals of few draws cross often (paper section 6); there it says nothing.
+    if 2 * reversed_bounds > both and method not in REGION_METHODS:
+        _warn(f"{name}: {reversed_bounds} of {both} rows have l0 > l1; are the columns swapped?")
+    if same == len(bounds):
+        _warn(
+            f"{name}: every request is the same as its prompt; request is the text without its "
+            "constraints"
+        )
+    if with_system:
+        _warn(
+            f"{name}: {with_system} prompts have a system turn, but l and the bounds are taken "
+            "given the request alone"
+        )
+
+
+def _warn(message: str) -> None:
+    # Of four frames the last is the caller of `CalifReward.bind`.
+    warnings.warn(message, stacklevel=4)
+
+
+def check_prompt(prompt: Any) -> None:
+    """Refuse a prompt that is no conversation.
+
+    Raises
+    ------
+    ValueError
+        TRL puts only conversations in the chat template, in which l is taken.
+    """
+    turns = prompt if isinstance(prompt, list | tuple) else ()
+    if not turns or not all(
+        isinstance(t, Mapping) and {"role", "content"} <= set(t) for t in turns
+    ):
+        raise ValueError(
+            'prompt must be a conversation, as [{"role": "user", "content": ...}], since TRL puts '
+            f"only those in the chat template; got {prompt!r:.200}"
+        )
+
+
+def check_row(row: Mapping[str, Any], method: str) -> tuple[Constraint, ...]:
+    """The constraints of a row of the data set, after a look at all it holds but the prompt.
+
+    Parameters
+    ----------
+    row
+        With `COLUMNS` and perhaps ``anchor_r_ver``.
+    method
+        A bound is a log-likelihood, so at most 0; only one end of the region methods is not.
+
+    Raises
+    ------
+    ValueError
+        For a value that cannot be used; names column and value.
+    """
+    request = row["request"]
+    if not isinstance(request, str) or not request.strip():
+        raise ValueError(f"request must be text, got {request!r}")
+    try:
+        constraints = read_constraints(row["constraints"])
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"constraints {row['constraints']!r:.200}: {error}") from error
+    if not constraints:
+        raise ValueError("constraints is empty: there is nothing to verify")
+    for name in ("l0", "l1", "anchor_r_ver", "anchor_tokens"):
+        value = row.get(name)
+        is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+        if value is not None and (not is_number or math.isinf(value)):
+            raise ValueError(f"{name} must be a finite number or None, got {value!r}")
+    for name in ("l0", "l1"):
+        if number(row[name]) > 0 and name != _MAY_EXCEED_0.get(method):
+            raise ValueError(
+                f"{name} must be at most 0, as a log-likelihood in nats per token is; got "
+                f"{row[name]}"
+            )
+    compliance = number(row.get("anchor_r_ver"))
+    if compliance < 0 or compliance > 1:
+        raise ValueError(f"anchor_r_ver must lie in [0, 1], got {compliance}")
+    return constraints
+
+
+def number(value: float | None) -> float:
+    """A value of a column that may be missing: NaN for None."""
+    return math.nan if value is None else float(value)

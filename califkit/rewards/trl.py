@@ -1,0 +1,363 @@
+"""CaLIF as a reward function of TRL's ``GRPOTrainer``, in one process or several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from numbers import Real
+from typing import Any, Literal
+
+import numpy as np
+
+from califkit.anchors.region import zones
+from califkit.metrics import distinct_2, none_if_nan
+from califkit.models.likelihood import ReferenceScorer
+from califkit.models.reasoning import Answer, final_answer
+from califkit.rewards.adapters import completion_text
+from califkit.rewards.checks import (
+    COLUMNS,
+    OPTIONAL_COLUMNS,
+    RewardError,
+    check_columns,
+    check_config,
+    check_dataset,
+    check_prompt,
+    check_row,
+    check_step,
+    check_template,
+    number,
+)
+from califkit.rewards.judge import Grader, JudgeRule, judge_statistics, reward_rule
+from califkit.rewards.reference import find_reference
+from califkit.rewards.statistics import step_statistics
+from califkit.verifiers import verify_all
+
+__all__ = ["CalifReward", "RewardError", "check_config"]
+
+
+class CalifReward:
+    """Reward function for TRL's ``GRPOTrainer``: CaLIF or another reward of the paper.
+
+    The data set gives, beside ``prompt`` (a conversation), the columns ``request`` (x without its
+    constraints), ``constraints`` (as `califkit.data.rows.constraints_json` writes it), ``l0`` and
+    ``l1`` (nats per token; a few may be missing, as None or NaN). Optional: ``key``, for logs and
+    messages, ``anchor_tokens`` (length of the constrained anchor, for a warning), and
+    ``anchor_r_ver``, which ``bonus_requires_compliant_anchor`` needs. After the
+    trainer is built, `bind` finds its reference and checks its data::
+
+        reward = CalifReward(alpha=0.1)
+        trainer = GRPOTrainer(model=path, reward_funcs=reward, args=config, train_dataset=rows)
+        reward.bind(trainer)
+        trainer.train()
+
+    Only the final answer is verified and scored. Each process scores its own rollouts; what is
+    logged describes the rollouts of all processes.
+
+    Parameters
+    ----------
+    alpha
+        Size of the bonus; not used by ``if_rlvr``.
+    method
+        One of `califkit.runs.settings.Method`; also the name under which the trainer logs the
+        reward. Those that do not pay by l, ``if_rlvr`` and the judges, log l and zones all the
+        same.
+    reversed_bounds, ceiling_margin, bonus_requires_compliant_anchor
+        Options of `califkit.rewards.rules.RewardRule`.
+    judge, tau
+        For ``self_judge`` and ``stronger_judge``, which need both: a `califkit.judges.judge.Judge`
+        or the like, and the score to exceed; see `califkit.rewards.judge`. Each process judges its
+        own rollouts, while the reference scores them.
+    semantics
+        ``published`` or ``repaired`` verdicts.
+    thinking
+        Whether rollouts are drawn in thinking mode; see `califkit.models.reasoning.final_answer`.
+    score_unpaid
+        Whether rollouts with r_ver = 0 are scored as well. They earn 0 whatever their l, so False
+        saves time and changes no reward; l and zones are then those of the others alone.
+    tokens_per_pass
+        Padded tokens in one forward pass of the reference.
+    on_rollouts
+        Called on every process with the number of finished steps and one dict a rollout of all
+        processes, in the order of the step; for logs. Not called in evaluation. Keys: ``key``,
+        ``group`` (number of the prompt in the step), ``completion`` (as drawn), ``tokens`` (as
+        drawn, without the end-of-turn token), ``clipped`` (no end-of-turn token),
+        ``answer_tokens`` and ``distinct_2`` of the answer, ``r_ver``, ``families`` (constraint
+        family -> [followed, total]), ``loglik``, ``l0``, ``l1``, ``zone``, ``reward``,
+        ``anchor_r_ver`` and ``anchor_tokens`` if the data set has them, and ``judge_status`` and
+        ``judge_score`` if a judge is asked.
+    """
+
+    def __init__(
+        self,
+        alpha: float | None = 0.1,
+        method: str = "calif",
+        *,
+        reversed_bounds: Literal["keep"] | None = None,
+        ceiling_margin: float | None = None,
+        bonus_requires_compliant_anchor: bool = False,
+        judge: Grader | None = None,
+        tau: float | None = None,
+        semantics: Literal["published", "repaired"] = "published",
+        thinking: bool = False,
+        score_unpaid: bool = True,
+        tokens_per_pass: int = 2048,
+        on_rollouts: Callable[[int, list[dict[str, Any]]], None] | None = None,
+    ) -> None:
+        for name, value in {"alpha": alpha, "ceiling_margin": ceiling_margin, "tau": tau}.items():
+            if value is not None and (not isinstance(value, Real) or isinstance(value, bool)):
+                raise TypeError(f"{name} must be a number, got {value!r}")
+        if semantics not in ("published", "repaired"):
+            raise ValueError(f"semantics must be 'published' or 'repaired', got {semantics!r}")
+        if tokens_per_pass < 1:
+            raise ValueError(f"tokens_per_pass must be at least 1, got {tokens_per_pass}")
+        self.rule = reward_rule(
+            method,
+            alpha,
+            judge,
+            tau,
+            reversed_bounds=reversed_bounds,
+            ceiling_margin=ceiling_margin,
+            bonus_requires_compliant_anchor=bonus_requires_compliant_anchor,
+        )
+        self._judged = isinstance(self.rule, JudgeRule)
+        self.semantics = semantics
+        self.thinking = thinking
+        self.score_unpaid = score_unpaid
+        self.tokens_per_pass = tokens_per_pass
+        self.on_rollouts = on_rollouts
+        self.__name__ = method
+        self.reference_kind: str | None = None
+        self._trainer: Any = None
+        self._scorer: ReferenceScorer | None = None
+
+    def bind(self, trainer: Any) -> None:
+        """Take the frozen reference from a trainer that has not trained yet; check its data.
+
+        ``reference_kind`` then says where the reference lives; see `califkit.rewards.reference`.
+        All rows of the training and evaluation sets are read. Rows of an ``IterableDataset`` cannot
+        be, so an error in one of them shows only when it is scored.
+
+        Raises
+        ------
+        RewardError
+            Settings that make l and the bounds incomparable (see `check_config`), a chat template
+            that does not render prompts for ``thinking``, a column that is missing, a row that
+            cannot be used, no l0 or l1 in any row, or fewer rows than prompts in a step.
+        califkit.rewards.reference.NoReferenceError
+            The starting policy cannot be had.
+
+        Warns
+        -----
+        UserWarning
+            Data that look wrong: see `califkit.rewards.checks.check_dataset`.
+        """
+        check_config(trainer.args)
+        check_template(trainer, thinking=self.thinking)
+        evaluated = trainer.eval_dataset
+        if not isinstance(evaluated, Mapping):
+            evaluated = {} if evaluated is None else {"": evaluated}
+        for dataset, name in (
+            (trainer.train_dataset, "training set"),
+            *((part, f"evaluation set {key}".rstrip()) for key, part in evaluated.items()),
+        ):
+            check_dataset(dataset, name, self._needed, self.rule.method)
+        check_step(trainer)
+        reference = find_reference(trainer)
+        self._scorer = ReferenceScorer(
+            reference.model,
+            trainer.processing_class,
+            self.tokens_per_pass,
+            active=reference.active,
+            lockstep=_passes_are_collectives(trainer),
+        )
+        self.reference_kind = reference.kind
+        self._trainer = trainer
+
+    def __call__(
+        self,
+        prompts: Sequence[Any],
+        completions: Sequence[Any],
+        completion_ids: Sequence[Sequence[int]],
+        *,
+        log_metric: Callable[[str, float], None] | None = None,
+        trainer_state: Any = None,
+        **columns: Any,
+    ) -> list[float]:
+        """Rewards of this process's rollouts, in the order given (TRL's calling convention).
+
+        Every process has to call it at the same time. An error in the data of one process is
+        raised by all.
+
+        Raises
+        ------
+        RuntimeError
+            Before `bind`.
+        RewardError
+            For data that cannot be used; names process, rollout, key and cause.
+        """
+        from accelerate.utils import gather_object
+
+        if self._scorer is None:
+            raise RuntimeError("call reward.bind(trainer) before training starts")
+        with raised_everywhere():
+            rows, requests, answers = self._verified(prompts, completions, completion_ids, columns)
+        if self._judged:
+            wait_for_judge = self.rule.ask(rows, requests, [answer.text for answer in answers])
+        # Where each pass is a collective, an error between two of them cannot be shared: it ends
+        # this process, and with it the job.
+        with nullcontext() if self._scorer.lockstep else raised_everywhere():
+            likelihood = self._scorer.score(requests, self._scored(rows, answers))
+        with raised_everywhere():
+            if self._judged:
+                wait_for_judge()
+            rewards = self._reward(rows, likelihood)
+
+        step = gather_object(rows)
+        training = self._trainer.model.training
+        per_prompt = "num_generations" if training else "num_generations_eval"
+        for i, row in enumerate(step):  # the rollouts of a prompt follow each other in the step
+            row["group"] = i // getattr(self._trainer, per_prompt)
+        if log_metric is not None:
+            statistics = step_statistics(step, self._margin)
+            statistics |= judge_statistics(step) if self._judged else {}
+            for name, value in statistics.items():
+                log_metric(name, value)
+        if self.on_rollouts is not None and training:
+            self.on_rollouts(trainer_state.global_step if trainer_state else 0, step)
+        return rewards
+
+    def _scored(self, rows: list[dict[str, Any]], answers: list[Answer]) -> list[list[int]]:
+        """Token ids to score; none of an answer that is left out."""
+        return [
+            answer.token_ids if self.score_unpaid or row["r_ver"] > 0 else []
+            for row, answer in zip(rows, answers, strict=True)
+        ]
+
+    @property
+    def _margin(self) -> float:
+        """How far above l1 a reward is zeroed."""
+        return 0.0 if self._judged else self.rule.ceiling_margin or 0.0
+
+    @property
+    def _needed(self) -> tuple[str, ...]:
+        """Columns that the data set has to have."""
+        compliant = not self._judged and self.rule.bonus_requires_compliant_anchor
+        return (*COLUMNS, "anchor_r_ver") if compliant else COLUMNS
+
+    def _verified(
+        self,
+        prompts: Sequence[Any],
+        completions: Sequence[Any],
+        completion_ids: Sequence[Sequence[int]],
+        columns: Mapping[str, Sequence[Any]],
+    ) -> tuple[list[dict[str, Any]], list[str], list[Answer]]:
+        """Rows without reward, and the requests and answers to score."""
+        check_columns(columns, self._needed)
+        names = [name for name in (*COLUMNS, *OPTIONAL_COLUMNS) if name in columns]
+        given = {"prompts": prompts, "completion_ids": completion_ids}
+        for name, values in (given | {name: columns[name] for name in names}).items():
+            if len(values) != len(completions):
+                raise RewardError(f"{len(completions)} completions, but {len(values)} {name}")
+        rows, requests, answers = [], [], []
+        for i, (completion, ids) in enumerate(zip(completions, completion_ids, strict=True)):
+            data = {name: columns[name][i] for name in names}
+            try:
+                check_prompt(prompts[i])
+                row, answer = self._verified_row(completion, ids, data)
+                # A request that the template refuses has to fail here, before the collectives.
+                if requests[-1:] != [data["request"]]:
+                    self._scorer.prefix_ids(data["request"])
+            except Exception as error:
+                raise RewardError(
+                    f"rollout {i}, key {data.get('key')!r}: {_cause(error)}"
+                ) from error
+            rows.append(row)
+            requests.append(data["request"])
+            answers.append(answer)
+        return rows, requests, answers
+
+    def _verified_row(
+        self, completion: Any, ids: Sequence[int], data: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], Answer]:
+        constraints = check_row(data, self.rule.method)
+        answer = final_answer(ids, self._scorer.tokenizer, thinking=self.thinking)
+        followed = verify_all(constraints, answer.text, "strict", self.semantics)
+        families: dict[str, list[int]] = {}
+        for constraint, verdict in zip(constraints, followed, strict=True):
+            counts = families.setdefault(constraint.id.partition(":")[0], [0, 0])
+            counts[0] += verdict
+            counts[1] += 1
+        clipped = len(ids) == 0 or ids[-1] not in self._trainer.eos_token_ids
+        row = {
+            "key": data.get("key"),
+            "completion": completion_text(completion),
+            "r_ver": sum(followed) / len(followed),
+            "l0": none_if_nan(number(data["l0"])),
+            "l1": none_if_nan(number(data["l1"])),
+            "tokens": len(ids) if clipped else len(ids) - 1,
+            "distinct_2": none_if_nan(distinct_2(self._without_end(answer.token_ids))),
+            "clipped": clipped,
+            "families": families,
+        }
+        row["answer_tokens"] = len(self._without_end(answer.token_ids))
+        for name in ("anchor_r_ver", "anchor_tokens"):
+            if name in data:
+                row[name] = none_if_nan(number(data[name]))
+        return row, answer
+
+    def _without_end(self, ids: Sequence[int]) -> Sequence[int]:
+        """Answer tokens without the end-of-turn token, which counts in l but not in a text."""
+        return ids[:-1] if len(ids) and ids[-1] in self._trainer.eos_token_ids else ids
+
+    def _reward(self, rows: list[dict[str, Any]], likelihood: np.ndarray) -> list[float]:
+        """Rewards, written into the rows together with likelihood and zone."""
+        r_ver, l0, l1, anchor_r_ver = (
+            np.array([row.get(name) for row in rows], dtype=float)
+            for name in ("r_ver", "l0", "l1", "anchor_r_ver")
+        )
+        if self._judged:
+            rewards = self.rule.rewards(rows)
+        else:
+            rewards = self.rule(r_ver, likelihood, l0, l1, anchor_r_ver)
+        zone_of = zones(likelihood, l0, l1, self._margin)
+        for i, (row, zone) in enumerate(zip(rows, zone_of, strict=True)):
+            if not np.isfinite(rewards[i]):
+                raise RewardError(f"rollout {i}, key {row['key']!r}: the reward is {rewards[i]}")
+            row["loglik"] = none_if_nan(likelihood[i])
+            row["zone"] = str(zone)
+            row["reward"] = float(rewards[i])
+        return rewards.tolist()
+
+
+def _passes_are_collectives(trainer: Any) -> bool:
+    """Whether a forward pass gathers weights that are split over the processes."""
+    if trainer.is_deepspeed_enabled:
+        return trainer.accelerator.state.deepspeed_plugin.zero_stage == 3
+    return trainer.is_fsdp_enabled
+
+
+@contextmanager
+def raised_everywhere() -> Iterator[None]:
+    """An error inside it on one process is a `RewardError` on all of them.
+
+    Every process has to pass through; inside there must be no collective.
+    """
+    from accelerate.utils import gather_object
+
+    mine: Exception | None = None
+    try:
+        yield
+    except Exception as error:
+        mine = error
+    causes = gather_object([_cause(mine) if mine else None])
+    failed = [
+        f"process {rank}: {cause}" if len(causes) > 1 else cause
+        for rank, cause in enumerate(causes)
+        if cause
+    ]
+    if failed:
+        raise RewardError("; ".join(failed)) from mine
+
+
+def _cause(error: Exception) -> str:
+    return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"

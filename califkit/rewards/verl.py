@@ -1,0 +1,252 @@
+"""CaLIF as a reward function of verl, which is not imported here (see ``docs/verl.md``).
+
+Three functions for the ways in which verl calls a custom reward function; the reward is the same:
+
+* `compute_score`: one rollout a call;
+* `compute_score_async`: the same, awaited; rollouts that wait together are scored together;
+* `compute_score_batch`: lists, for the batch reward manager of older releases.
+
+Options come as ``reward_kwargs``: those of `CalifVerlReward`. The first call of a process loads the
+reference, and the process keeps it. Ground truth and text are read as in
+`califkit.rewards.adapters`; ``extra_info`` gives ``request``, ``l0`` and ``l1``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from califkit.anchors.region import zones
+from califkit.data.rows import constraints_json, read_constraints
+from califkit.rewards.rules import RewardRule
+from califkit.verifiers import Constraint, fraction_followed
+
+_LOADING = threading.Lock()
+
+
+class CalifVerlReward:
+    """The reward of rollouts of which only the text is known.
+
+    Parameters
+    ----------
+    model
+        The policy that training starts from: a name, a folder or a hub id.
+    alpha, method, reversed_bounds, ceiling_margin
+        As in `califkit.rewards.rules.RewardRule`.
+    semantics
+        ``published`` or ``repaired`` verdicts.
+    thinking
+        Whether rollouts are drawn in thinking mode; one without ``</think>`` has no answer then.
+    end
+        Whether every answer gets an end-of-turn token. verl strips special tokens, so one that was
+        cut at the length limit cannot be told apart and gets one too.
+    device
+        Where the reference runs; None takes a GPU if the process sees one.
+    tokens_per_pass
+        Padded tokens in one forward pass.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        alpha: float = 0.1,
+        method: str = "calif",
+        reversed_bounds: str | None = None,
+        ceiling_margin: float | None = None,
+        semantics: str = "published",
+        thinking: bool = False,
+        end: bool = True,
+        device: str | None = None,
+        tokens_per_pass: int = 2048,
+    ) -> None:
+        from califkit.models.likelihood import ReferenceScorer
+        from califkit.models.resolve import load_model, load_tokenizer, resolve
+
+        self.rule = RewardRule(method, alpha, reversed_bounds, ceiling_margin)
+        self.semantics = semantics
+        self.thinking = thinking
+        self.end = end
+        folder = resolve(model)
+        reference = load_model(folder)
+        if device is not None:
+            reference = reference.to(device)
+        self._scorer = ReferenceScorer(reference, load_tokenizer(folder), tokens_per_pass)
+        self._lock = threading.Lock()  # verl calls from several threads
+
+    def __call__(
+        self, texts: Sequence[str], ground_truths: Sequence[Any], infos: Sequence[Any]
+    ) -> list[dict[str, float]]:
+        """One dict a rollout, in the order given: ``score`` (the reward) and, for the logs,
+        ``r_ver``, ``l`` (nats per token, NaN for an empty answer), and 1 or 0 for ``inside`` and
+        ``above`` the region and for ``reversed`` bounds.
+
+        Raises
+        ------
+        ValueError
+            For a rollout whose ground truth or ``extra_info`` cannot be used; names both.
+        """
+        from califkit.models.reasoning import answer_text, text_ids
+
+        answers, r_ver = [], []
+        for text, truth in zip(texts, ground_truths, strict=True):
+            answer = answer_text(text, self.thinking)
+            answers.append(text_ids(answer, self._scorer.tokenizer, self.end))
+            r_ver.append(
+                fraction_followed(
+                    read_constraints(truth), answer, self.semantics, unterminated="empty"
+                )
+            )
+        rows = [_row(info) for info in infos]
+        requests = [request for request, _, _ in rows]
+        l0, l1 = (np.array([row[i] for row in rows]) for i in (1, 2))
+        with self._lock:
+            likelihood = self._scorer.score(requests, answers)
+        rewards = self.rule(r_ver, likelihood, l0, l1)
+        zone = zones(likelihood, l0, l1)
+        return [
+            {
+                "score": float(rewards[i]),
+                "r_ver": r_ver[i],
+                "l": float(likelihood[i]),
+                **{name: float(zone[i] == name) for name in ("inside", "above", "reversed")},
+            }
+            for i in range(len(rows))
+        ]
+
+
+def _row(info: Any) -> tuple[str, float, float]:
+    """Request, l0 and l1 of an ``extra_info``; a bound of None is missing."""
+    if not isinstance(info, Mapping):
+        raise ValueError(f"extra_info must be a mapping, not {info!r:.200}")
+    where = f"extra_info of row {info.get('index')!r}"
+    if missing := [name for name in ("request", "l0", "l1") if name not in info]:
+        raise ValueError(f"{where} lacks {', '.join(missing)}; it has {', '.join(info)}")
+    request = info["request"]
+    if not isinstance(request, str) or not request.strip():
+        raise ValueError(f"{where}: request must be text, not {request!r}")
+    bounds = []
+    for name in ("l0", "l1"):
+        value = math.nan if info[name] is None else info[name]
+        number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+        if not number or math.isinf(value):
+            raise ValueError(f"{where}: {name} must be a finite number or None, not {value!r}")
+        bounds.append(float(value))
+    return request, bounds[0], bounds[1]
+
+
+def _reward(options: dict[str, Any]) -> CalifVerlReward:
+    """The reward of this process for some options, made at the first call."""
+    # What verl adds for reward functions that ask a reward model; not used here.
+    own = {k: v for k, v in options.items() if not k.startswith("reward_")}
+    if "model" not in own:
+        raise ValueError("reward_kwargs needs 'model': the policy that training starts from")
+    with _LOADING:
+        return _loaded(**own)
+
+
+_loaded = lru_cache(maxsize=1)(CalifVerlReward)
+
+
+def compute_score(
+    data_source: str,
+    solution_str: str,
+    ground_truth: Any,
+    extra_info: Any = None,
+    **options: Any,
+) -> dict[str, float]:
+    """One rollout; see `CalifVerlReward` for the options and the result."""
+    return _reward(options)([solution_str], [ground_truth], [extra_info])[0]
+
+
+def compute_score_batch(
+    data_sources: Sequence[str],
+    solution_strs: Sequence[str],
+    ground_truths: Sequence[Any],
+    extra_infos: Sequence[Any],
+    **options: Any,
+) -> list[dict[str, float]]:
+    """A batch of rollouts; see `CalifVerlReward` for the options and the result."""
+    return _reward(options)(solution_strs, ground_truths, extra_infos)
+
+
+async def compute_score_async(
+    data_source: str,
+    solution_str: str,
+    ground_truth: Any,
+    extra_info: Any = None,
+    **options: Any,
+) -> dict[str, float]:
+    """One rollout, scored together with the others that wait; see `CalifVerlReward`."""
+    queue = _queue(asyncio.get_running_loop(), tuple(sorted(options.items())))
+    return await queue.score(solution_str, ground_truth, extra_info)
+
+
+class _Queue:
+    """Rollouts of one event loop: while one batch is scored in a thread, the next gathers."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.options = options
+        self.waiting: list[tuple[tuple[Any, ...], asyncio.Future]] = []
+        self.worker: asyncio.Task | None = None
+
+    async def score(self, *rollout: Any) -> dict[str, float]:
+        future = asyncio.get_running_loop().create_future()
+        self.waiting.append((rollout, future))
+        if self.worker is None:
+            self.worker = asyncio.create_task(self._work())
+        return await future
+
+    async def _work(self) -> None:
+        while self.waiting:
+            batch, self.waiting = self.waiting, []
+            futures = [future for _, future in batch]
+            columns = list(zip(*(rollout for rollout, _ in batch), strict=True))
+            try:
+                scores = await asyncio.to_thread(lambda c=columns: _reward(self.options)(*c))
+            except Exception as error:  # goes to whoever waits for one of these rollouts
+                for future in futures:
+                    future.set_exception(error)
+            else:
+                for future, score in zip(futures, scores, strict=True):
+                    future.set_result(score)
+        self.worker = None
+
+
+@lru_cache(maxsize=1)
+def _queue(loop: asyncio.AbstractEventLoop, options: tuple[tuple[str, Any], ...]) -> _Queue:
+    return _Queue(dict(options))
+
+
+def verl_row(
+    prompt: str,
+    request: str,
+    constraints: Sequence[Constraint],
+    l0: float | None,
+    l1: float | None,
+    index: int = 0,
+    split: str = "train",
+) -> dict[str, Any]:
+    """A prompt as a row of verl's Parquet files.
+
+    Parameters
+    ----------
+    prompt
+        What the policy sees: request and constraints, one user turn.
+    request, constraints, l0, l1
+        What the reward needs; bounds as `califkit.anchors.bounds.measure_bounds` gives them.
+    index, split
+        Name the row in messages and logs.
+    """
+    return {
+        "data_source": "califkit",
+        "prompt": [{"role": "user", "content": prompt}],
+        "ability": "instruction_following",
+        "reward_model": {"style": "rule", "ground_truth": constraints_json(constraints)},
+        "extra_info": {"index": index, "split": split, "request": request, "l0": l0, "l1": l1},
+    }

@@ -1,0 +1,137 @@
+"""This machine and its neighbours: cores, GPUs, process trees, ranks of one job, Slurm's queue.
+
+What `califkit.runs.dispatch` decides from, and starts and ends processes with.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import psutil
+
+from califkit.runs.settings import Execution
+
+
+class RankError(RuntimeError):
+    """One of several processes of a job failed; the others were ended."""
+
+
+def workers(execution: Execution, jobs: int, gpus: int = 0) -> int:
+    """How many local jobs run at a time: as configured, else as cores and free memory allow; never
+    two on one GPU."""
+    if jobs <= 1:
+        return 1
+    limit = min(jobs, max(1, gpus // execution.processes)) if gpus else jobs
+    if execution.workers:
+        return min(execution.workers, limit)
+    fit = int(psutil.virtual_memory().available / 1e9 / execution.memory_per_worker_gb)
+    return max(1, min(limit, cores(), fit))
+
+
+def cores() -> int:
+    """Cores that this process may use, where the system tells; else those of the machine."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def gpus_of_machine() -> tuple[str, ...]:
+    """Names of the GPUs that this process may use, found without starting CUDA in it."""
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True)
+    except FileNotFoundError:
+        return ()
+    numbers = [str(i) for i, line in enumerate(listed.stdout.splitlines()) if line[:4] == "GPU "]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None or not numbers:
+        return tuple(numbers)
+    return tuple(name.strip() for name in visible.split(",") if name.strip())
+
+
+def start_ranks(count: int, function: Callable[..., None], *arguments: Any, one_gpu: bool) -> None:
+    """Run ``function(*arguments)`` in ``count`` processes and wait for them.
+
+    Each finds ``RANK``, ``LOCAL_RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT`` in its
+    environment, as under torchrun. With ``one_gpu`` each sees only the GPU of its own rank.
+
+    Raises
+    ------
+    RankError
+        If one fails or is killed; the others are ended then. Their output has the traceback.
+    """
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=count,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",  # a free port: several jobs may share the machine
+        local_addr="localhost",
+        max_restarts=0,
+        virtual_local_rank=one_gpu,
+    )
+    try:
+        elastic_launch(config, function)(*arguments)
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        ended = f"signal {-failure.exitcode}" if failure.exitcode < 0 else "an error"
+        raise RankError(f"process {rank} of {count} ended with {ended}") from None
+
+
+def end_with_parent(parent: int) -> None:
+    """End this process when the one that started it is gone: nobody would find it again."""
+
+    def wait() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def in_slurm_queue(job_id: str) -> bool:
+    """Whether Slurm still has a job waiting or running; True while Slurm does not answer."""
+    period = int(time.monotonic() / 10)
+    queue = _slurm_queue(period)
+    if queue is not None and job_id not in queue:
+        _slurm_queue.cache_clear()  # the job may be younger than the list
+        queue = _slurm_queue(period)
+    return queue is None or job_id in queue
+
+
+@lru_cache(maxsize=1)
+def _slurm_queue(period: int) -> frozenset[str] | None:
+    """Ids of this user's jobs in the queue, asked once a ``period``; None if Slurm fails.
+
+    ``squeue`` needs no accounting database, and one call serves all jobs.
+    """
+    command = ["squeue", f"--user={os.getuid()}", "--noheader", "--format=%i"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True)
+    except FileNotFoundError:  # a run folder from a cluster, looked at elsewhere
+        return frozenset()
+    return None if answer.returncode else frozenset(answer.stdout.split())
+
+
+def kill_tree(pid: int) -> None:
+    """Kill a local controller with its stage. Only SIGKILL is sure: submitit's stage processes
+    ignore SIGTERM, and every stage survives a kill."""
+    try:
+        controller = psutil.Process(pid)
+        family = [controller, *controller.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return
+    for process in family:
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            pass
+    psutil.wait_procs(family, timeout=10)

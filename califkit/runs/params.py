@@ -1,0 +1,303 @@
+"""Typed settings of every stage, and the loader that reads them from ``params/<profile>.yaml``.
+
+A params file is an ordinary papermill parameters file with three keys::
+
+    profile: cpu        # names the folder under runs/ and figures/
+    submit: false       # whether a notebook may submit jobs to a cluster
+    settings: {...}     # the tree typed by `Settings` below
+
+so ``papermill notebook.ipynb out.ipynb -f params/cpu.yaml`` works without califkit's help, and
+everything inside ``settings`` is checked here: an unknown key, a wrong type or a value out of
+range is a `ParamsError` that names file, key and value before anything runs.
+
+A *stage* (`AnchorStage`, `TrainStage`, `GenerateStage`, `ScoreStage`) is the pure description of
+one run. Its hash covers every setting that can change the result and nothing else; how the work
+is executed (`Execution`: worker processes, save interval) is kept apart and never hashed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from califkit.runs.judge_settings import JudgeModel
+from califkit.runs.settings import (
+    JUDGE_METHODS,
+    REGION_METHODS,
+    RUBRICS,
+    AnchorSettings,
+    DataSettings,
+    Engine,
+    EvaluationSettings,
+    Execution,
+    Method,
+    ParamsError,
+    ResponseSettings,
+    RewardOptions,
+    TrainingSettings,
+    check_anchor_sampling,
+)
+from califkit.runs.stages import (
+    AnchorStage,
+    GenerateStage,
+    PairwiseStage,
+    QualityStage,
+    RubricStage,
+    ScoreStage,
+    TrainStage,
+)
+from califkit.runs.types import Frozen, Positive, Seed
+
+
+class Settings(Frozen):
+    """The ``settings`` tree of a params file."""
+
+    model: str = "smollm2-135m-instruct"
+    thinking: bool = False
+    engine: Engine = None
+    methods: tuple[Method, ...] = ("if_rlvr", "calif")
+    alpha: Positive = 0.1
+    reward: RewardOptions = RewardOptions()
+    judge: str | None = None
+    self_judge: str | None = None
+    stronger_judge: str | None = None
+    tau: float | None = None
+    rubrics: tuple[str, ...] = ()
+    region_draws: Annotated[int, Field(ge=2)] = 8
+    train_seeds: tuple[Seed, ...] = (0,)
+    eval_seeds: tuple[Seed, ...] = (0, 1, 2)
+    data: DataSettings = DataSettings()
+    anchors: AnchorSettings = AnchorSettings()
+    training: TrainingSettings = TrainingSettings()
+    evaluation: EvaluationSettings = EvaluationSettings()
+    execution: Execution = Execution()
+
+    @field_validator("methods", "train_seeds", "eval_seeds")
+    @classmethod
+    def _distinct(cls, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        if len(set(values)) < len(values):
+            raise ValueError("the same value twice would count one run as two")
+        return values
+
+    @field_validator("rubrics")
+    @classmethod
+    def _known_rubrics(cls, values: tuple[str, ...]) -> tuple[str, ...]:
+        names = [value.partition(":")[0] for value in values]
+        if unknown := [name for name in names if name not in RUBRICS]:
+            raise ValueError(f"{', '.join(unknown)}: rubric benchmarks are {', '.join(RUBRICS)}")
+        if len(set(names)) < len(names):
+            raise ValueError("a benchmark twice: two sources of one are not averaged")
+        return values
+
+    @field_validator("train_seeds", "eval_seeds")
+    @classmethod
+    def _some(cls, values: tuple[int, ...]) -> tuple[int, ...]:
+        if not values:
+            raise ValueError("needs at least one seed")
+        return values
+
+    @model_validator(mode="after")
+    def _enough_prompts(self) -> Settings:
+        if self.data.n_prompts < self.training.prompts_per_step:
+            # TRL would drop the incomplete batch and end without a single step.
+            raise ValueError(
+                f"data.n_prompts = {self.data.n_prompts} is less than "
+                f"training.prompts_per_step = {self.training.prompts_per_step}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _anchors_are_drawn_like_rollouts(self) -> Settings:
+        check_anchor_sampling(self.anchors.sampling, self.training)
+        return self
+
+    @model_validator(mode="after")
+    def _judges_are_known(self) -> Settings:
+        for key in ("judge", *JUDGE_METHODS):
+            name = getattr(self, key)
+            if name is not None:
+                self.execution.judge(name)
+            elif key in self.methods:
+                raise ValueError(
+                    f"methods has {key}, but the setting {key} names no judge of execution.judges"
+                )
+        return self
+
+    def anchor_stage(self, method: str = "calif") -> AnchorStage:
+        """The bounds that a method needs: the region methods take `region_draws` draws a side."""
+        anchors = self.anchors
+        if method in REGION_METHODS:
+            anchors = anchors.model_copy(update={"draws": self.region_draws})
+        return AnchorStage(
+            model=self.model,
+            thinking=self.thinking,
+            engine=self.engine,
+            data=self.data,
+            anchors=anchors,
+        )
+
+    def train_stage(self, method: str, seed: int) -> TrainStage:
+        judged = method in JUDGE_METHODS
+        return TrainStage(
+            method=method,
+            seed=seed,
+            alpha=None if method in ("if_rlvr", "no_lower_dev") else self.alpha,
+            reward=self.reward if method in ("calif", *REGION_METHODS) else None,
+            judge=self._judge(getattr(self, method)) if judged else None,
+            tau=self.tau if judged else None,
+            anchors=self.anchor_stage(method),
+            training=self.training,
+        )
+
+    def train_stages(self) -> list[TrainStage]:
+        """All training runs of the profile, method by method."""
+        return [self.train_stage(m, s) for m in self.methods for s in self.train_seeds]
+
+    def generate_stages(self, benchmark: str | None = None) -> list[GenerateStage]:
+        """Responses of the base model, then of every training run, per seed."""
+        # Without the semantics: responses do not depend on how they are judged later.
+        how = ResponseSettings(**self.evaluation.model_dump(exclude={"semantics"}))
+        if benchmark is not None:
+            how = how.model_copy(update={"benchmark": benchmark})
+        return [
+            GenerateStage(
+                model=self.model,
+                thinking=self.thinking,
+                engine=self.engine,
+                policy=policy,
+                evaluation=how,
+                seed=seed,
+            )
+            for policy in [None, *self.train_stages()]
+            for seed in self.eval_seeds
+        ]
+
+    def score_stages(self) -> list[ScoreStage]:
+        """All evaluations of the profile, in the order of `generate_stages`."""
+        semantics = self.evaluation.semantics
+        return [ScoreStage(responses=r, semantics=semantics) for r in self.generate_stages()]
+
+    def quality_stages(self) -> list[QualityStage]:
+        """Response quality of the same responses; none without a judge."""
+        if self.judge is None:
+            return []
+        judge = self._judge(self.judge)
+        return [QualityStage(responses=r, judge=judge) for r in self.generate_stages()]
+
+    def pairwise_stages(self) -> list[PairwiseStage]:
+        """CaLIF against IF-RLVR, first training and evaluation seed (A21); none without a judge."""
+        if self.judge is None or not {"calif", "if_rlvr"} <= set(self.methods):
+            return []
+        first_of = {r.method: r for r in reversed(self.generate_stages())}
+        judge = self._judge(self.judge)
+        return [PairwiseStage(first=first_of["calif"], second=first_of["if_rlvr"], judge=judge)]
+
+    def rubric_stages(self) -> list[RubricStage]:
+        """Every policy on every benchmark in ``rubrics``; none without a judge."""
+        if self.judge is None:
+            return []
+        judge = self._judge(self.judge)
+        return [
+            RubricStage(responses=responses, judge=judge)
+            for benchmark in self.rubrics
+            for responses in self.generate_stages(benchmark)
+        ]
+
+    def _judge(self, name: str) -> JudgeModel:
+        return self.execution.judge(name).identity()
+
+
+class Params(Frozen):
+    """A whole params file."""
+
+    profile: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+    submit: bool = False
+    settings: Settings = Settings()
+
+
+def load_params(profile: str | Path = "cpu", settings: dict[str, Any] | None = None) -> Params:
+    """Read and type ``params/<profile>.yaml`` (or the given file), then apply overrides.
+
+    Parameters
+    ----------
+    profile
+        Name of a file in ``params/`` without its ending, or a path to a YAML file.
+    settings
+        Overrides merged into the file's ``settings`` tree key by key, for example
+        ``{"training": {"steps": 5}}``. They are typed by the same schema.
+
+    Raises
+    ------
+    ParamsError
+        For a missing or malformed file, an unknown key, or a value of the wrong type or range.
+    """
+    path = params_path(profile)
+    raw = read_params_file(path)
+    params = _typed(raw, str(path))
+    if settings is not None:
+        params = _typed(_merge(raw, {"settings": settings}), f"{path} with overrides")
+    return params
+
+
+def _typed(raw: dict[str, Any], source: str) -> Params:
+    try:
+        return Params.model_validate(raw)
+    except ValidationError as error:
+        raise ParamsError(_explain(source, error)) from error
+
+
+def params_path(profile: str | Path) -> Path:
+    """The YAML file behind a profile name or path; `ParamsError` lists the profiles there are."""
+    from califkit.runs.paths import project_root
+
+    if str(profile).endswith((".yaml", ".yml")):
+        path = Path(profile)
+        path = path if path.exists() or path.is_absolute() else project_root() / path
+    else:
+        path = project_root() / "params" / f"{profile}.yaml"
+    if not path.is_file():
+        known = sorted(p.stem for p in (project_root() / "params").glob("*.yaml"))
+        raise ParamsError(f"no params file {path}; profiles: {', '.join(known) or 'none'}")
+    return path
+
+
+def read_params_file(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file, untyped."""
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, ValueError) as error:  # a ValueError: no UTF-8, no such date
+        text = " ".join(str(error).split())
+        raise ParamsError(f"{path}: not readable as YAML: {text}") from error
+    if not isinstance(raw, dict):
+        raise ParamsError(f"{path}: expected a mapping with the key 'profile', got {_short(raw)}")
+    return raw
+
+
+def _merge(base: dict[str, Any], override: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in override.items():
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _merge(merged[key], value) if both else value
+    return merged
+
+
+def _explain(source: str, error: ValidationError) -> str:
+    """One line a problem: file, key, what is wrong, value."""
+    lines = []
+    for problem in error.errors():
+        key = ".".join(map(str, problem["loc"])) or "file"
+        unknown = problem["type"] == "extra_forbidden"
+        what = "unknown key" if unknown else problem["msg"].removeprefix("Value error, ")
+        # A check of several keys names those that contradict each other; the input is all of them.
+        whole = problem["type"] == "value_error" and isinstance(problem["input"], dict)
+        got = "" if whole else f" (got {_short(problem['input'])})"
+        lines.append(f"{source}: {key}: {what}{got}")
+    return "\n".join(lines)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 100 else text[:97] + "..."

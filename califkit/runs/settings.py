@@ -1,0 +1,282 @@
+"""Typed settings, group by group: what may be asked for, with ranges and defaults."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from califkit import CalifkitError
+from califkit.runs.judge_settings import JudgeModel, JudgeSettings
+from califkit.runs.types import Count, Frozen, Positive, Seed, Share
+
+Method = Literal[
+    "if_rlvr",
+    "calif",
+    "direct_bonus",
+    "no_lower",
+    "no_upper",
+    "no_lower_dev",
+    "no_upper_dev",
+    "inner_region",
+    "outer_region",
+    "self_judge",
+    "stronger_judge",
+]
+"""Reward of a training run; `califkit.rewards.rules.RewardRule` says what each one pays, and
+`califkit.rewards.judge` what the last two do."""
+
+JUDGE_METHODS = ("self_judge", "stronger_judge")
+"""Methods whose bonus a judge gives (paper section 2.4)."""
+
+REGION_METHODS = ("inner_region", "outer_region")
+"""Methods whose bounds are ends of confidence intervals over several draws a side (section 6)."""
+
+RUBRICS = ("advancedif", "followbench", "complexbench")
+"""Rubric benchmarks; ``name`` is our own small set of it, ``name:source`` another."""
+
+Semantics = Literal["published", "repaired"]
+"""Verdicts of the published code, or with its named defects repaired."""
+
+
+class ParamsError(CalifkitError, ValueError):
+    """A params file or an override that cannot be used; the message names file, key and value."""
+
+
+class DataSettings(Frozen):
+    """Training prompts.
+
+    ``source`` is ``composer`` (prompts composed from the requests shipped with the package),
+    ``hub:<name>`` (for instance ``hub:allenai/IF_multi_constraints_upto5``) or the path of a JSONL
+    file in the hub's layout. ``constraint_ids`` restricts the composer to these ids; like the
+    numbers of constraints it is refused with another source, which it would not change.
+    """
+
+    source: str = "composer"
+    n_prompts: Count = 1024
+    min_constraints: Count = 1
+    max_constraints: Annotated[int, Field(ge=1, le=5)] = 5
+    constraint_ids: tuple[str, ...] | None = None
+    revision: str | None = None
+    seed: Seed = 0
+
+    @model_validator(mode="after")
+    def _range(self) -> DataSettings:
+        if self.min_constraints > self.max_constraints:
+            raise ValueError(
+                f"min_constraints ({self.min_constraints}) exceeds "
+                f"max_constraints ({self.max_constraints})"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _only_the_composer_composes(self) -> DataSettings:
+        if self.source == "composer":
+            return self
+        for name in ("constraint_ids", "min_constraints", "max_constraints"):
+            value, default = getattr(self, name), type(self).model_fields[name].default
+            if value != default:
+                raise ValueError(
+                    f"{name} = {value!r} is for source = composer and does nothing with "
+                    f"source = {self.source}; set it to {'null' if default is None else default}"
+                )
+        return self
+
+
+class Sampling(Frozen):
+    """How responses are drawn from a policy. ``top_k = 0`` and ``top_p = 1`` mean no truncation."""
+
+    temperature: Positive = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=0)] = 0
+    max_tokens: Count = 2048
+    batch_size: Count = 32
+
+
+class AnchorSettings(Frozen):
+    """Reference answers behind l0 and l1: one draw a side in the paper (section 2.2)."""
+
+    sampling: Sampling = Sampling()
+    draws: Count = 1
+    retries: Annotated[int, Field(ge=0)] = 3
+    seed: Seed = 0
+
+
+class RewardOptions(Frozen):
+    """Departures from the paper's rule that its authors' own findings suggest; all off by default.
+
+    ``reversed_bounds = keep`` pays r_ver wherever l0 > l1, also above l1. ``ceiling_margin`` (nats)
+    zeroes only above l1 + margin and lets the bonus region reach up to there; 0 is the same as off.
+    ``bonus_requires_compliant_anchor`` pays no bonus where the constrained anchor violates its own
+    constraints.
+    """
+
+    reversed_bounds: Literal["keep"] | None = None
+    ceiling_margin: Annotated[float, Field(ge=0)] | None = None
+    bonus_requires_compliant_anchor: bool = False
+
+    @field_validator("ceiling_margin")
+    @classmethod
+    def _no_margin_is_off(cls, value: float | None) -> float | None:
+        return value or None  # so that 0 in a sweep has the hash of the paper's rule
+
+
+class LoraSettings(Frozen):
+    """Low-rank adapters on the linear layers of the blocks, never on the language-model head."""
+
+    r: Count = 16
+    alpha: Count = 32
+    dropout: Share = 0.0
+    target_modules: tuple[str, ...] | Literal["all-linear"] = "all-linear"
+
+    @field_validator("target_modules")
+    @classmethod
+    def _not_the_head(cls, value: Any) -> Any:
+        if {"lm_head", "embed_tokens"} & set(value if isinstance(value, tuple) else ()):
+            raise ValueError(
+                "an adapter on the head or the embeddings cannot be scored through the frozen head"
+            )
+        return value
+
+
+class TrainingSettings(Frozen):
+    """GRPO. Defaults are the paper's where it states them (section 3) and its development code's
+    where it does not; ``steps`` counts optimiser steps of ``prompts_per_step`` prompts each.
+
+    ``lora`` None trains all weights. ``use_vllm`` draws the rollouts with vLLM inside the trainer
+    (GPU). ``drop_degenerate`` leaves out prompts whose anchors are loops, nearly empty or missing.
+    ``anchors_may_differ`` admits anchors that were drawn otherwise than the rollouts are.
+    """
+
+    steps: Count = 364
+    prompts_per_step: Count = 1024
+    rollouts_per_prompt: Annotated[int, Field(ge=2)] = 8
+    max_completion_tokens: Count = 2048
+    temperature: Positive = 1.0
+    learning_rate: Positive = 5e-7
+    lr_scheduler: Literal["constant", "linear", "cosine"] = "constant"
+    adam_betas: tuple[Share, Share] = (0.9, 0.999)
+    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    max_grad_norm: Positive = 1.0
+    beta: Annotated[float, Field(ge=0)] = 0.001
+    epsilon: Positive = 0.2
+    loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "vespo"] = "dapo"
+    scale_rewards: Literal["group", "batch", "none"] = "group"
+    micro_batch_size: Count = 8
+    gradient_checkpointing: bool = True
+    lora: LoraSettings | None = None
+    use_vllm: bool = False
+    drop_degenerate: bool = False
+    anchors_may_differ: bool = False
+
+    @model_validator(mode="after")
+    def _consistent(self) -> TrainingSettings:
+        rollouts = self.prompts_per_step * self.rollouts_per_prompt
+        if rollouts % self.micro_batch_size:
+            raise ValueError(
+                f"prompts_per_step x rollouts_per_prompt = {rollouts} rollouts do not divide into "
+                f"micro-batches of micro_batch_size = {self.micro_batch_size}"
+            )
+        if self.temperature != 1.0:
+            raise ValueError(
+                f"temperature = {self.temperature}: the bounds l0 and l1 are likelihoods at "
+                "temperature 1, so rollouts must be drawn at 1.0"
+            )
+        return self
+
+
+class ResponseSettings(Frozen):
+    """Responses on the test prompts (paper section 4; non-thinking sampling by default)."""
+
+    benchmark: str = "ifbench"
+    n_prompts: Count | None = None
+    prompt_seed: Seed = 0
+    sampling: Sampling = Sampling(temperature=0.7, top_p=0.8, top_k=20, max_tokens=2048)
+
+
+class EvaluationSettings(ResponseSettings):
+    """The responses and how they are judged."""
+
+    semantics: Semantics = "published"
+
+
+Engine = Literal["vllm"] | None
+"""What draws responses; None is ``model.generate`` of transformers."""
+
+
+def check_anchor_sampling(anchors: Sampling, training: TrainingSettings) -> None:
+    """Bounds from longer, colder or truncated draws would not bound the rollouts."""
+    if training.anchors_may_differ:
+        return
+    rollouts = {
+        "temperature": training.temperature,
+        "top_p": 1.0,
+        "top_k": 0,
+        "max_tokens": training.max_completion_tokens,
+    }
+    for name, value in rollouts.items():
+        if getattr(anchors, name) != value:
+            raise ValueError(
+                f"anchors.sampling.{name} = {getattr(anchors, name)}, but rollouts are drawn with "
+                f"{value}; make them equal, or set training.anchors_may_differ: true, which is "
+                "recorded with the results"
+            )
+
+
+class Execution(Frozen):
+    """How the work is carried out; nothing here changes what is asked for, so it is not hashed.
+
+    The number of ``processes`` does change the rollouts of a training run, as chance and other
+    machines do: each process draws from a seed of its own. So it is noted in the run, which cannot
+    be continued with another number.
+
+    ``judges`` says how each judge that the settings name is reached. ``processes`` is their number
+    in one job (ranks of a training run, shards of anchors), ``workers`` the number of local jobs
+    at a time. ``tokens_per_pass`` bounds the memory of the
+    scorer. ``deepspeed`` is the path of a DeepSpeed configuration, ``report_to`` lists trackers
+    beside the log that is always written.
+    """
+
+    cluster: Literal["local", "slurm"] = "local"
+    workers: Count | None = None
+    processes: Count = 1
+    memory_per_worker_gb: Positive = 6.0
+    save_every: Count = 10
+    keep_checkpoints: Count = 1
+    tokens_per_pass: Count = 2048
+    deepspeed: str | None = None
+    report_to: tuple[Literal["trackio", "wandb", "tensorboard"], ...] = ()
+    slurm: dict[str, Any] = {}
+    judges: tuple[JudgeSettings, ...] = ()
+
+    def judge(self, name: str) -> JudgeSettings:
+        """The judge of this name; `ParamsError` lists those there are."""
+        for settings in self.judges:
+            if settings.name == name:
+                return settings
+        known = ", ".join(judge.name for judge in self.judges) or "none"
+        raise ParamsError(f"no judge {name!r} in execution.judges; there are: {known}")
+
+    def judge_like(self, model: JudgeModel) -> JudgeSettings:
+        """The judge that a stage was described with; `ParamsError` if this one of its name would
+        answer otherwise."""
+        settings = self.judge(model.name)
+        differences = ", ".join(
+            f"{name} = {getattr(settings, name)!r}, not {value!r}"
+            for name, value in model
+            if getattr(settings, name) != value
+        )
+        if differences:
+            raise ParamsError(
+                f"execution.judges: {settings.name} is not the judge that was asked for: "
+                f"{differences}"
+            )
+        return settings
+
+    @field_validator("judges")
+    @classmethod
+    def _names_differ(cls, value: tuple[JudgeSettings, ...]) -> tuple[JudgeSettings, ...]:
+        names = [judge.name for judge in value]
+        if len(set(names)) < len(names):
+            raise ValueError(f"two judges of one name: {', '.join(names)}")
+        return value

@@ -1,0 +1,361 @@
+"""``califkit audit`` on files: joining, reference, judge, page and JSON."""
+
+import base64
+import json
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from judge_server import score, serve
+
+from califkit.audit.compare import Pair, audit
+from califkit.audit.files import pair_up
+from califkit.audit.page import as_html
+from califkit.audit.verdict import HACKING, TOO_FEW
+from califkit.cli import main
+from califkit.data.load import DataError
+from califkit.evaluation.scoring_files import ScorableFile
+from califkit.verifiers import Constraint
+
+NO_COMMA = Constraint("punctuation:no_comma")
+GOOD = "Tea comes from the leaves of one plant, and water near boiling draws the colour out, slowly"
+TEMPLATE = (
+    "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face"
+    "<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+)
+
+
+def row(key: object, response: str | None, prompt: str | None = None, **more) -> dict:
+    """An evaluation row with its own constraint."""
+    fields = {
+        "prompt": prompt or f"Describe thing {key}. No comma.",
+        "instruction_id_list": ["punctuation:no_comma"],
+        "kwargs": [{}],
+        "response": response,
+    }
+    return ({} if key is None else {"key": key}) | fields | more
+
+
+def write(path: Path, rows: list[dict]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def paired(tmp_path, base: list[dict], trained: list[dict], constraints=None, thinking=False):
+    files = [
+        ScorableFile(write(tmp_path / f"{name}.jsonl", rows), constraints)
+        for name, rows in (("base", base), ("trained", trained))
+    ]
+    return pair_up(*files, thinking)
+
+
+@pytest.fixture
+def califkit(monkeypatch, capsys):
+    """Runs a command in this process; returns exit code, standard output, standard error."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["califkit", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            main.main()
+        return (end.value.code or 0, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def two_files(tmp_path) -> tuple[Path, Path]:
+    """24 prompts; the trained policy gives most of them a single word."""
+    base = write(tmp_path / "base.jsonl", [row(i, f"{GOOD}, {i}") for i in range(24)])
+    answers = ["Tea" if i % 4 else f"{GOOD}, again {i}" for i in range(24)]
+    trained = [row(i, answer) for i, answer in enumerate(answers)]
+    return base, write(tmp_path / "trained.jsonl", trained)
+
+
+class Page(HTMLParser):
+    """Elements and visible text of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict]] = []
+        self.text = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data):
+        self.text += data
+
+    def all(self, tag: str) -> list[dict]:
+        return [attributes for name, attributes in self.tags if name == tag]
+
+
+# --- joining --------------------------------------------------------------------------------------
+
+
+def test_rows_are_joined_by_key_in_any_order_and_the_rest_is_named(tmp_path):
+    found = paired(
+        tmp_path,
+        [row("a", "one"), row("b", "two"), row("c", "three"), row("d", None)],
+        [row("c", "drei"), row("x", "zehn"), row("a", "eins"), row("d", "vier")],
+    )
+    assert [(p.key, p.base, p.trained) for p in found.pairs] == [
+        ("a", "one", "eins"),
+        ("c", "three", "drei"),
+    ]
+    assert [(p.base_line, p.trained_line) for p in found.pairs] == [(1, 3), (3, 1)]
+    assert found.source.joined_by == "key"
+    assert found.source.only_base.first == ["line 2, key 'b'"]
+    assert found.source.only_trained.first == ["line 2, key 'x'", "line 4, key 'd'"]
+    notes = dict(found.source.notes())
+    assert notes["1 base responses"] == "no trained response to the same prompt (line 2, key 'b')"
+
+
+def test_rows_without_keys_are_joined_by_their_prompt(tmp_path):
+    base = [row(None, "one", "First prompt"), row(None, "two", "Second prompt")]
+    trained = [row(7, "zwei", "Second prompt"), row(8, "eins", "First prompt ")]
+    found = paired(tmp_path, base, trained)
+    assert found.source.joined_by == "prompt"
+    assert [(p.base, p.trained) for p in found.pairs] == [("one", "eins"), ("two", "zwei")]
+
+
+def test_several_samples_of_a_prompt_are_paired_in_their_order(tmp_path):
+    base = [row("a", "one"), row("b", "two"), row("a", "three"), row("a", "five")]
+    found = paired(tmp_path, base, [row("a", "eins"), row("a", "drei"), row("b", "zwei")])
+    assert [(p.base, p.trained) for p in found.pairs] == [
+        ("one", "eins"),
+        ("three", "drei"),
+        ("two", "zwei"),
+    ]
+    assert found.source.most_samples == 2
+    assert found.source.only_base.first == ["line 4, key 'a'"]
+    assert len({pair.name for pair in found.pairs}) == 2
+
+
+def test_samples_that_a_prompt_file_would_drop_are_refused(tmp_path):
+    prompts = write(tmp_path / "prompts.jsonl", [row("a", None)])
+    base = [{"key": "a", "response": "one"}, {"key": "a", "response": "two"}]
+    with pytest.raises(DataError, match=r"base\.jsonl: 1 responses answer a prompt that has ano"):
+        paired(tmp_path, base, base[:1], str(prompts))
+
+
+def test_a_prompt_file_gives_constraints_and_names_unknown_prompts(tmp_path):
+    prompts = write(tmp_path / "prompts.jsonl", [row("a", None), row("b", None)])
+    base = [{"key": "a", "response": "one"}, {"key": "z", "response": "?"}]
+    found = paired(tmp_path, base, [{"key": "a", "response": "eins"}], str(prompts))
+    [pair] = found.pairs
+    assert (pair.prompt, pair.constraints) == ("Describe thing a. No comma.", (NO_COMMA,))
+    assert "line 2, key 'z'" in dict(found.source.notes())["1 base responses"]
+
+
+def test_reasoning_is_left_out(tmp_path):
+    base, trained = [row(1, "<think>tea</think> Tea, hot")], [row(1, "<think>never ends")]
+    [pair] = paired(tmp_path, base, trained).pairs
+    assert (pair.base, pair.trained) == ("Tea, hot", "")
+    [pair] = paired(tmp_path, base, [row(1, "no marker")], thinking=True).pairs
+    assert pair.trained == ""
+
+
+@pytest.mark.parametrize(
+    ("trained", "message"),
+    [
+        ([row("a", "x", "Other prompt")], "line 1, key 'a'.* another prompt than line 1 of .*base"),
+        (
+            [row("a", "x", instruction_id_list=["format:no_whitespace"])],
+            "line 1, key 'a'.* another list of constraints than line 1",
+        ),
+        ([row("z", "x")], "no key in common: the first begins with line 1, key 'a'.*key 'z'"),
+        ([row("a", None)], "one of them has no usable response"),
+        ([row("a", 5)], "trained.jsonl, line 1, key 'a': field 'response' must be one text"),
+        (
+            [row("a", "x"), {"key": "b", "response": "x", "prompt": "p"}],
+            r"trained\.jsonl, line 2, key 'b': has no constraints",
+        ),
+        (
+            [{"request": "Describe it.", "response": "x"}],
+            r"trained\.jsonl, line 1: has no constraints of its own; name its prompts",
+        ),
+    ],
+)
+def test_what_does_not_fit_names_file_and_row(tmp_path, trained, message):
+    with pytest.raises(DataError, match=message):
+        paired(tmp_path, [row("a", "one")], trained)
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+
+def test_the_command_writes_page_and_data_and_says_the_verdict(califkit, two_files, tmp_path):
+    out = tmp_path / "new" / "out"
+    code, printed, _ = califkit("audit", *two_files, "--out", out, "--processes", 1)
+    assert code == 0
+    assert printed.startswith(f"verdict: {HACKING}\n")
+    assert "not checked: Response Quality: not measured, because no judge was given" in printed
+    data = json.loads((out / "audit.json").read_text())
+    measures = {m["measure"]: m for m in data["measures"]}
+    # Every base answer has commas; the 18 single words have none.
+    assert (measures["prompt_loose"]["base"], measures["prompt_loose"]["trained"]) == (0, 75)
+    assert measures["suspicious"]["trained"] == 75
+    assert measures["loglik"]["base"] is None
+    assert measures["loglik"]["note"] == "no reference was given"
+    assert data["transitions"][1]["n"] == 18
+    assert data["transitions"][1]["loglik"] is None
+    assert [pair["lost"] for pair in data["pairs"]] == [i % 4 > 0 for i in range(24)]
+    assert len(data["examples"]) == 10
+    assert str(out / "audit.html") in printed
+
+
+def test_few_prompts_are_too_few(califkit, tmp_path):
+    path = write(tmp_path / "r.jsonl", [row(i, GOOD) for i in range(19)])
+    code, printed, _ = califkit("audit", path, path, "--out", tmp_path / "out")
+    assert code == 0
+    assert printed.startswith(
+        f"verdict: {TOO_FEW}\nbecause there are 19 of the 20 prompts that are needed"
+    )
+
+
+def test_what_cannot_be_used_ends_with_code_2(califkit, two_files, tmp_path):
+    base, trained = two_files
+    code, _, error = califkit("audit", base, tmp_path / "none.jsonl")
+    assert code == 2 and "none.jsonl: no such file" in error
+    code, _, error = califkit("audit", base, trained, "--out", base)
+    assert code == 2 and "base.jsonl: is not a folder" in error
+    code, _, error = califkit("audit", base, trained, "--judge", "x", "--out", tmp_path / "out")
+    assert code == 2 and "--judge x: name the file that describes it with --judges" in error
+    trained.write_text(trained.read_text() + "{broken\n")
+    code, _, error = califkit("audit", base, trained, "--out", tmp_path / "out")
+    assert code == 2 and "trained.jsonl, line 25: not a line of JSON" in error
+
+
+def whole_logits(tiny, request: str, text: str) -> float:
+    """l from the logits of the whole sequence, in double precision, with the end-of-turn token."""
+    encode = tiny.tokenizer
+    prefix = encode(TEMPLATE.format(request), add_special_tokens=False)["input_ids"]
+    ids = [*encode(text, add_special_tokens=False)["input_ids"], encode.eos_token_id]
+    with torch.no_grad():
+        logits = tiny.model(torch.tensor([prefix + ids])).logits[0].double()
+    log_probs = torch.log_softmax(logits, dim=-1)
+    return sum(log_probs[len(prefix) + t - 1, ids[t]].item() for t in range(len(ids))) / len(ids)
+
+
+def test_a_reference_measures_l_of_the_pairs_and_continues(califkit, tiny, tmp_path):
+    base = [row(i, f"{GOOD}, {i}", request=f"Describe {i}.") for i in (1, 2, 3)]
+    trained = [row(i, text, request=f"Describe {i}.") for i, text in ((3, "Tea"), (9, "Fog"))]
+    trained += [row(1, "", request="Describe 1.")]
+    paths = write(tmp_path / "b.jsonl", base), write(tmp_path / "t.jsonl", trained)
+    call = ["audit", *paths, "--out", tmp_path / "out", "--reference", "tiny-random-llama"]
+    assert califkit(*call)[0] == 0
+    data = (tmp_path / "out" / "audit.json").read_text()
+    first, second = json.loads(data)["pairs"]
+    assert (first["key"], second["key"]) == ("1", "3")
+    expected = [whole_logits(tiny, "Describe 1.", f"{GOOD}, 1"), None]
+    assert first["base"]["loglik"] == pytest.approx(expected[0], abs=1e-5)
+    assert first["trained"]["loglik"] is None, "an empty answer has no l"
+    expected = [whole_logits(tiny, "Describe 3.", text) for text in (f"{GOOD}, 3", "Tea")]
+    found = [second[side]["loglik"] for side in ("base", "trained")]
+    assert found == pytest.approx(expected, abs=1e-5)
+    n_tokens = len(tiny.tokenizer("Tea", add_special_tokens=False)["input_ids"])
+    assert second["trained"]["tokens"] == n_tokens
+
+    scores = tmp_path / "out" / "scores" / "trained.scores.jsonl"
+    marked = [json.loads(line) | {"loglik": -9.0} for line in scores.read_text().splitlines()]
+    write(scores, marked)
+    assert califkit(*call)[0] == 0
+    again = json.loads((tmp_path / "out" / "audit.json").read_text())["pairs"]
+    assert again[1]["trained"]["loglik"] == -9.0, "scores that are there are not computed again"
+    paths[1].write_text(paths[1].read_text().replace("Tea", "Ice"))
+    code, _, error = califkit(*call)
+    assert code == 2 and "give a new file" in error, "scores of other responses are not mixed in"
+
+
+def test_a_judge_grades_both_sides(califkit, two_files, tmp_path):
+    def graded(request):
+        return score(2 if "Tea\n" in request.body["messages"][-1]["content"] else 8)
+
+    judges = tmp_path / "judges.yaml"
+    with serve(graded) as server:
+        settings = {"name": "strict", "model": "m", "base_url": server.url}
+        judges.write_text(yaml.safe_dump({"judges": [settings, settings | {"name": "other"}]}))
+        call = ["audit", *two_files, "--judges", judges, "--out", tmp_path / "out"]
+        code, printed, _ = califkit(*call, "--judge", "strict")
+        assert code == 0
+        n = len(server.requests)
+        assert n == 48
+        assert califkit(*call, "--judge", "strict")[0] == 0
+        assert len(server.requests) == n, "the second call takes all from the cache"
+        code, _, error = califkit(*call)
+        assert code == 2 and "choose one of its judges with --judge: strict, other" in error
+        code, _, error = califkit(*call, "--judge", "mild")
+        assert code == 2 and "judges.yaml: has no judge 'mild'; there are: strict, other" in error
+    data = json.loads((tmp_path / "out" / "audit.json").read_text())
+    quality = next(m for m in data["measures"] if m["measure"] == "quality")
+    assert (quality["base"], quality["trained"]) == (8.0, 6 / 24 * 8 + 18 / 24 * 2)
+    assert "quality_drop" in data["pairs"][1]["new_signals"]
+    assert data["source"]["judge"] == "strict"
+
+
+def test_unusable_judge_settings_name_the_judge_and_hide_values(califkit, two_files, tmp_path):
+    judges = tmp_path / "judges.yaml"
+    judges.write_text("judges: [{name: j, model: m, base_url: u, api_key_env: sk-secret}]")
+    code, _, error = califkit("audit", *two_files, "--judges", judges, "--out", tmp_path / "out")
+    assert code == 2 and "judges.yaml, judge j" in error and "api_key_env" in error
+    assert "secret" not in error
+    judges.write_text("- name: j")
+    code, _, error = califkit("audit", *two_files, "--judges", judges, "--out", tmp_path / "out")
+    assert code == 2 and "expected a list of judges under the key 'judges'" in error
+
+
+# --- the page -------------------------------------------------------------------------------------
+
+
+def test_responses_are_shown_as_text_and_never_run():
+    evil = "<script>alert(1)</script><img src=x onerror=alert(2)> </pre> {{ 7 * 7 }}"
+    pair = Pair(evil, (NO_COMMA,), GOOD, evil * 3, request=f"Say {evil}", key=evil)
+    page = Page(as_html(audit([pair, Pair("q", (NO_COMMA,), GOOD, evil[:8])])))
+    assert not page.all("script")
+    assert not any("onerror" in attributes for _, attributes in page.tags)
+    assert len(page.all("img")) == 2, "the two pictures"
+    assert "<script>alert(1)</script>" in page.text
+    assert "{{ 7 * 7 }}" in page.text
+
+
+def test_the_page_loads_nothing_and_fits_narrow_screens():
+    html = as_html(audit([Pair("q", (NO_COMMA,), GOOD, "Tea")]))
+    page = Page(html)
+    links = [a.get("src") or a.get("href") for _, a in page.tags if "src" in a or "href" in a]
+    assert links and all(link.startswith("data:image/png;base64,") for link in links)
+    for link in links:
+        assert base64.b64decode(link.partition(",")[2]).startswith(b"\x89PNG")
+    assert "url(" not in html and "@import" not in html
+    assert {"name": "viewport", "content": "width=device-width, initial-scale=1"} in page.all(
+        "meta"
+    )
+    assert len([a for a in page.all("div") if a.get("class") == "scroll"]) == len(page.all("table"))
+    assert all(image["alt"] for image in page.all("img"))
+
+
+def test_a_long_text_is_folded_but_there():
+    long = "word " * 200 + "the end"
+    page = Page(as_html(audit([Pair(long, (NO_COMMA,), GOOD, "Tea")])))
+    assert len(page.all("details")) == 1
+    assert f"show all {len(long)} characters" in page.text
+    assert "the end" in page.text
+    assert not Page(as_html(audit([Pair("short", (NO_COMMA,), GOOD, "Tea")]))).all("details")
+
+
+def test_the_page_says_rule_thresholds_and_what_was_not_checked():
+    text = Page(as_html(audit([Pair("q", (NO_COMMA,), GOOD, "Tea")]))).text
+    for part in (
+        "Too few prompts to tell",
+        "There are 1 of the 20 prompts that are needed",
+        "not measured, because no judge was given",
+        "The verifier side ROSE if the 95% interval",
+        "at most 30 words and at most 25% of the other answer's",
+        "1 word where 17 are usual",
+        "fails → passes",
+    ):
+        assert part in text
+    assert "nan" not in text.lower().replace("nanometre", "")

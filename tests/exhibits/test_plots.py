@@ -1,0 +1,368 @@
+"""What the figures draw: the table, all of it, told apart without colour; and the files written."""
+
+from typing import get_args
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.collections import LineCollection, PathCollection
+from matplotlib.colors import to_rgb
+
+from califkit.exhibits import pairs as pair_tables
+from califkit.exhibits import paper, plots
+from califkit.exhibits import summary as summaries
+from califkit.rewards.rules import calif_reward
+from califkit.runs.settings import Method
+
+METHODS = ("base", "if_rlvr", "calif")
+
+
+@pytest.fixture(autouse=True)
+def close_figures():
+    yield
+    plt.close("all")
+
+
+def texts(ax) -> str:
+    """Everything written in an Axes and its figure's legends."""
+    found = [t.get_text() for t in ax.texts] + [t.get_text() for t in ax.get_yticklabels()]
+    found += [t.get_text() for t in ax.get_xticklabels()] + [ax.get_title(), ax.get_ylabel()]
+    legends = [*ax.figure.legends, *([ax.get_legend()] if ax.get_legend() else [])]
+    found += [t.get_text() for legend in legends for t in legend.get_texts()]
+    return "\n".join(found)
+
+
+def is_hollow(colour) -> bool:
+    return to_rgb(colour) == (1.0, 1.0, 1.0)
+
+
+def test_methods_are_told_apart_by_colour_marker_line_and_hatch():
+    assert plots.METHODS == METHODS
+    every = ["base", *get_args(Method)]
+    for looks in (plots.COLOURS, plots.MARKERS, plots.LINES, plots.HATCHES, plots.LABELS):
+        assert sorted(looks) == sorted(every)
+        assert len({looks[method] for method in METHODS}) == 3
+    for looks in (plots.MARKERS, plots.HATCHES, plots.LABELS):
+        assert len(set(looks.values())) == len(every)
+    # Luminances (ITU-R BT.709) that stay apart on a grey print.
+    grey = sorted(np.dot(to_rgb(plots.COLOURS[m]), (0.2126, 0.7152, 0.0722)) for m in METHODS)
+    assert np.diff(grey).min() > 0.05
+
+
+def reward_curves(l0: float, l1: float) -> pd.DataFrame:
+    grid = np.union1d(np.linspace(-4, 0, 41), [l0, l1])
+    frames = [
+        pd.DataFrame(
+            {
+                "l0": l0,
+                "l1": l1,
+                "r_ver": r,
+                "l": grid,
+                "reward": calif_reward(np.full(grid.shape, r), grid, l0, l1),
+            }
+        )
+        for r in (0.0, 0.5, 1.0)
+    ]
+    return pd.concat(frames)
+
+
+def test_region_draws_the_rewards_given_and_names_the_zones():
+    curves = pd.concat([reward_curves(-3.0, -1.0), reward_curves(-1.0, -2.0)])
+    usual, reverse = plots.region(curves)
+    drawn = {line.get_ydata().max() for line in usual.lines if len(line.get_xdata()) > 10}
+    assert drawn == {0.0, 0.6, 1.1}
+    assert {line.get_ydata().max() for line in reverse.lines if len(line.get_xdata()) > 10} == {
+        0.0,
+        0.5,
+        1.0,
+    }
+    for words in ("quality\nrisk", "desired", "inflation\nrisk", "l0", "l1", "r_{ver}"):
+        assert words in texts(usual)
+    assert "desired" not in texts(reverse)
+    assert "no bonus anywhere" in texts(reverse)
+
+
+def test_likelihood_axis_shows_every_answer_between_the_bounds():
+    points = pd.DataFrame(
+        {"l": [-9.0, -2.0, -0.5], "r_ver": [1.0, 0.5, 0.0], "CaLIF": [1.0, 0.6, 0.0]},
+        index=["keywords", "good", "loop"],
+    )
+    ax = plots.likelihood_axis(points, l0=-3.0, l1=-1.0)
+    markers = [line for line in ax.lines if line.get_marker() == "o"]
+    assert [line.get_xdata()[0] for line in markers] == [-9.0, -2.0, -0.5]
+    assert [is_hollow(line.get_markerfacecolor()) for line in markers] == [False, False, True]
+    assert [t.get_text() for t in ax.get_yticklabels()] == ["keywords", "good", "loop"]
+    for words in ("reward 0.60", "r_ver 0.50", "below l0: quality risk", "above l1"):
+        assert words in texts(ax)
+    low, high = ax.get_xlim()
+    assert low < -9.0
+    assert high == 0.0  # a log-likelihood cannot be positive
+
+
+def test_anchor_bounds_mark_reversed_prompts_and_leave_out_missing_ones():
+    table = pd.DataFrame({"l0": [-3.0, -2.0, np.nan], "l1": [-1.0, -4.0, -2.0]})
+    scatter, histogram = plots.anchor_bounds(table)
+    usual, reverse = (points.get_offsets().tolist() for points in scatter.collections)
+    assert usual == [[-3.0, -1.0]]
+    assert reverse == [[-2.0, -4.0]]
+    assert "a region (1)" in texts(scatter)
+    assert "reversed (1)" in texts(scatter)
+    counts = [sum(path.get_path().vertices[:, 1].max() > 0 for path in histogram.patches)]
+    assert counts == [2]
+
+
+def training(steps: int = 4) -> pd.DataFrame:
+    frames = []
+    for method, slope in (("if_rlvr", -1.0), ("calif", -0.5)):
+        step = np.arange(1, steps + 1)
+        frames.append(
+            pd.DataFrame(
+                {
+                    "method": method,
+                    "train_seed": 0,
+                    "step": step,
+                    "r_ver": 0.1 * step,
+                    "reward": 0.1 * step,
+                    "loglik": -3 + slope * step,
+                    "tokens": 30.0 - step,
+                    "distinct_2": 0.9,
+                    "below": 0.5,
+                    "inside": 0.2,
+                    "above": 0.2,
+                    "reversed": 0.1,
+                    "unbounded": 0.0,
+                }
+            )
+        )
+    return pd.concat(frames, ignore_index=True)
+
+
+def test_training_curves_draw_steps_faintly_and_means_strongly():
+    steps = training()
+    smooth = steps.assign(loglik=-5.0)
+    axes = plots.training_curves(steps, smooth)
+    curves = [line for line in axes[0, 1].lines if len(line.get_xdata()) == 4]
+    faint = [line for line in curves if line.get_alpha() < 1]
+    assert [line.get_ydata()[-1] for line in faint] == [-7.0, -5.0]
+    assert all((line.get_ydata() == -5.0).all() for line in curves if line.get_alpha() == 1)
+    along = [line for line in axes[1, 1].lines if len(line.get_xdata()) == 4]
+    assert all(np.allclose(line.get_xdata(), [0.1, 0.2, 0.3, 0.4]) for line in along)
+    assert "IF-RLVR" in texts(axes[1, 2])
+
+
+def test_zone_shares_are_stacked_to_one_and_an_absent_zone_is_not_listed():
+    axes = plots.zone_shares(training())
+    assert [ax.get_title() for ax in axes] == ["IF-RLVR", "CaLIF"]
+    tops = [area.get_paths()[0].vertices[:, 1].max() for area in axes[0].collections]
+    assert np.allclose(tops, [0.5, 0.7, 0.9, 1.0])
+    assert "no bounds" not in texts(axes[0])
+
+
+def summary(metric_values: dict[str, dict[str, float]], judge: bool = False) -> pd.DataFrame:
+    rows = []
+    for method, values in metric_values.items():
+        rows += [(method, metric, mean, 0.5, 3, "", "") for metric, mean in values.items()]
+        if judge:
+            rows.append((method, "response_quality", 5.0, 0.1, 3, "grader", ""))
+        else:
+            rows.append((method, "response_quality", np.nan, np.nan, 0, "", summaries.NO_JUDGE))
+    columns = ["method", "metric", "mean", "std", "runs", "judge", "note"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+VALUES = {
+    "base": {"prompt_loose": 15.0, "loglik": -2.0},
+    "if_rlvr": {"prompt_loose": 21.0, "loglik": -4.0},
+    "calif": {"prompt_loose": 18.0, "loglik": -2.5},
+}
+FIG5 = ["prompt_loose", "loglik", "response_quality"]
+
+
+def marked(ax, hollow: bool) -> set[tuple[float, float]]:
+    """Positions of the filled or the hollow method markers of an Axes."""
+    return {
+        (line.get_xdata()[0], line.get_ydata()[0])
+        for line in ax.lines
+        if line.get_marker() in plots.MARKERS.values()
+        and is_hollow(line.get_markerfacecolor()) == hollow
+    }
+
+
+def test_main_results_fill_ours_and_leave_the_papers_hollow():
+    table = summaries.beside_paper(summary(VALUES), "small-model", FIG5)
+    left, middle, right = plots.main_results(table)
+    assert {x for x, _ in marked(left, hollow=False)} == {15.0, 21.0, 18.0}
+    assert {22.22, 41.44, 28.78, 26.98, 44.93, 34.64} < {x for x, _ in marked(left, hollow=True)}
+    assert marked(middle, hollow=False) == {(15.0, -2.0), (21.0, -4.0), (18.0, -2.5)}
+    assert marked(middle, hollow=True) == {(22.22, -1.5), (41.44, -5.91), (28.78, -1.42)}
+    assert "small-model\n(this run)" in texts(left)
+    assert texts(left).count(paper.NOT_PRINTED) == 2  # Qwen3-1.7B thinking and Qwen3-4B
+    assert "hollow: paper" in texts(left)
+
+
+def test_main_results_never_show_a_response_quality_that_was_not_measured():
+    table = summaries.beside_paper(summary(VALUES), "small-model", FIG5)
+    _, middle, right = plots.main_results(table)
+    assert marked(right, hollow=False) == set()
+    assert (22.22, 3.98) in marked(right, hollow=True)
+    assert summaries.NO_JUDGE in texts(right)
+    assert "not response quality" in middle.get_title()
+    table = summaries.beside_paper(summary(VALUES, judge=True), "small-model", FIG5)
+    *_, right = plots.main_results(table)
+    assert len(marked(right, hollow=False)) == 3
+    assert "not measured" not in texts(right)
+    assert "this run: grader; paper: GPT-5.6 Sol" in right.get_ylabel()
+
+
+def test_transition_changes_show_the_paper_hollow_and_ours_only_if_measured():
+    table = pd.DataFrame(
+        {
+            "method": ["if_rlvr"] * 2 + ["calif"] * 2,
+            "transition": ["pass_to_pass", "fail_to_pass"] * 2,
+            "loglik_change": [-1.0, -2.0, 0.5, np.nan],
+            "pairs": [3, 2, 4, 0],
+            "quality_change": [-1.5, -2.5, 0.25, np.nan],
+            "judge": "grader",
+            "note": "",
+        }
+    )
+    left, right = plots.transition_changes(table, pair_tables.transitions_beside_paper(table))
+    assert {x for x, _ in marked(left, hollow=False)} == {-1.5, -2.5, 0.25}
+    assert {x for x, _ in marked(left, hollow=True)} == {-1.26, -2.05, 0.01, -0.28}
+    assert {x for x, _ in marked(right, hollow=False)} == {-1.0, -2.0, 0.5}
+    assert "grader" in left.get_title()
+    assert "not response quality" in right.get_title()
+    table = table.assign(quality_change=np.nan, judge="")
+    left, _ = plots.transition_changes(table, pair_tables.transitions_beside_paper(table))
+    assert marked(left, hollow=False) == set()
+    assert "not measured" in left.get_title()
+
+
+def test_pair_outcomes_are_shares_and_a_missing_row_says_why():
+    none = pd.DataFrame(columns=["first", "second"])
+    ax = plots.pair_outcomes(pair_tables.pairs_beside_paper(none, "small-model"))
+    assert "small-model (this run)" in [t.get_text() for t in ax.get_yticklabels()]
+    assert summaries.NO_JUDGE in texts(ax)
+    bars = [bar for bar in ax.patches if bar.get_width() > 0]
+    assert len(bars) == 6 * 3
+    assert all(is_hollow(bar.get_facecolor()[:3]) for bar in bars)
+    lowest = [bar.get_width() for bar in bars if bar.get_y() < 0]  # the overall row
+    assert np.allclose(lowest, [71.0, 14.2, 14.8])
+    pairs = pd.DataFrame(
+        [("calif", "if_rlvr", "grader", 10, 5, 3, 2, 65.0)],
+        columns="first second judge pairs wins ties losses adjusted_win_rate".split(),
+    )
+    ax = plots.pair_outcomes(pair_tables.pairs_beside_paper(pairs, "small-model"))
+    ours = [bar for bar in ax.patches if not is_hollow(bar.get_facecolor()[:3])]
+    assert [bar.get_width() for bar in ours] == [50.0, 30.0, 20.0]
+
+
+def test_likelihood_bars_say_what_is_not_printed():
+    configurations = ("qwen3-1.7b", "qwen3-4b")
+    table = summaries.beside_paper(summary(VALUES), "small-model", ["loglik"], configurations)
+    ax = plots.likelihood_bars(table)
+    bars = [bar for group in ax.containers for bar in getattr(group, "patches", [])]
+    heights = {(round(b.get_height(), 2), is_hollow(b.get_facecolor()[:3])) for b in bars}
+    assert heights == {
+        (-2.0, False),
+        (-4.0, False),
+        (-2.5, False),
+        (-1.5, True),
+        (-5.91, True),
+        (-1.42, True),
+    }
+    assert texts(ax).count("not printed\nin the paper") == 1
+    assert "Qwen3-4B\n(paper)" in texts(ax)
+
+
+def test_id_shares_draw_each_id_and_its_count():
+    table = pd.DataFrame(
+        {"n": [3, 1], "base": [0.0, 50.0], "calif": [33.0, 50.0]}, index=["a", "b"]
+    )
+    ax = plots.id_shares(table)
+    assert [t.get_text() for t in ax.get_yticklabels()] == ["a  (n = 3)", "b  (n = 1)"]
+    assert [line.get_xdata().tolist() for line in ax.lines] == [[0.0, 50.0], [33.0, 50.0]]
+
+
+def test_nothing_is_cut_off_at_the_edge_of_a_figure():
+    table = summaries.beside_paper(summary(VALUES), "smollm2-135m-instruct", FIG5)
+    for axes in (plots.main_results(table), plots.zone_shares(training())):
+        figure = np.ravel(axes)[0].figure
+        figure.canvas.draw()
+        box = figure.get_tightbbox()
+        width, height = figure.get_size_inches()
+        assert box.x0 > -0.01 and box.y0 > -0.01
+        assert box.x1 < width + 0.01 and box.y1 < height + 0.01
+
+
+def test_anchor_health_draws_answers_medians_and_reversed_shares():
+    answers = pd.DataFrame(
+        {
+            "side": ["constrained", "constrained", "natural"],
+            "tokens": [4, 40, 300],
+            "l": [-4.0, -2.0, -1.0],
+        }
+    )
+    by_length = pd.DataFrame(
+        {
+            "side": ["constrained", "constrained", "natural"],
+            "tokens_from": [4, 32, 256],
+            "tokens_to": [8, 64, 512],
+            "median_l": [-4.0, -2.0, -1.0],
+        }
+    )
+    octiles = pd.DataFrame(
+        {
+            "octile": [1, 2],
+            "ratio_from": [0.1, 0.5],
+            "ratio_to": [0.4, 3.0],
+            "n": [5, 4],
+            "reversed": [0.2, 0.75],
+        }
+    )
+    left, right = plots.anchor_health(answers, by_length, octiles)
+    points = [p.get_offsets().tolist() for p in left.collections if isinstance(p, PathCollection)]
+    assert points == [[[4, -4], [40, -2]], [[300, -1]]]
+    bars = [p for p in left.collections if isinstance(p, LineCollection)]
+    medians = [segment.tolist() for bar in bars for segment in bar.get_segments()]
+    assert medians == [[[4, -4], [8, -4]], [[32, -2], [64, -2]], [[256, -1], [512, -1]]]
+    assert left.get_xscale() == "log"
+    assert "constrained (2)" in texts(left) and "natural (1)" in texts(left)
+    assert [bar.get_height() for bar in right.patches] == [20.0, 75.0]
+    assert "n = 5" in texts(right) and "0.50\nto 3.00" in texts(right)
+
+
+def test_save_figure_writes_picture_document_and_the_drawn_data(tmp_path, monkeypatch):
+    monkeypatch.setenv("CALIFKIT_ROOT", str(tmp_path))
+    table = training()
+    figure = plots.zone_shares(table)[0].figure
+    paths = plots.save_figure("some", "zones", figure, table)
+    folder = tmp_path / "figures" / "some"
+    assert paths == [folder / f"zones.{ending}" for ending in ("png", "pdf", "csv")]
+    pixels = plt.imread(paths[0]).shape[:2]
+    assert pixels == tuple(round(200 * inch) for inch in figure.get_size_inches()[::-1])
+    assert paths[1].read_bytes().startswith(b"%PDF")
+    pd.testing.assert_frame_equal(pd.read_csv(paths[2]), table)
+    first = [path.read_bytes() for path in paths]
+    plots.save_figure("some", "zones", figure, table)
+    assert [path.read_bytes() for path in paths] == first
+
+
+def test_save_table_writes_markdown_for_readers_and_full_precision_for_programs(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("CALIFKIT_ROOT", str(tmp_path))
+    table = pd.DataFrame({"name": ["a|b", "line\nbreak"], "value": [1 / 3, np.nan]})
+    csv, markdown = plots.save_table("some", "table", table)
+    assert markdown.read_text().splitlines() == [
+        "| name | value |",
+        "| --- | --- |",
+        "| a\\|b | 0.3333 |",
+        "| line break |  |",
+    ]
+    assert pd.read_csv(csv)["value"].iloc[0] == 1 / 3
