@@ -143,7 +143,7 @@ def test_threads_agree():
 def test_another_process_agrees():
     """Another hash seed and an empty history."""
     code = (
-        "import json, sys; sys.path.insert(0, 'tests')\n"
+        "import json, sys; sys.path.insert(0, 'tests/verifiers')\n"
         "from test_verifiers_properties import TEXTS, verdicts\n"
         "print(json.dumps([verdicts(text) for text in TEXTS]))"
     )
