@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from califkit.data.load import DataError, Instance, Loaded, load_source
-from califkit.models.engines import Response, check_engine, load_engine
-from califkit.models.resolve import resolve
-from califkit.runs.folders import Run, open_run
-from califkit.runs.jsonl import RowLog, read_jsonl
-from califkit.runs.settings import Execution
-from califkit.runs.stages import GenerateStage
-from califkit.runs.units import batches, run_units, unit_seed
-
-if TYPE_CHECKING:
-    pass
-
-
-from collections import defaultdict
-from dataclasses import replace
+from typing import Any
 
 from califkit.data import load
+from califkit.data.load import DataError, Instance, Loaded, load_source
 from califkit.judges import rubrics
 from califkit.judges.rubrics import BENCHMARKS, Benchmark, RubricError
-from califkit.runs.settings import ResponseSettings
+from califkit.models.engines import Response, load_engine
+from califkit.models.resolve import resolve
+from califkit.runs.folders import POLICY, Run, open_run, own_run, require_complete
+from califkit.runs.jsonl import RowLog, read_jsonl
+from califkit.runs.settings import Execution, ParamsError, ResponseSettings
+from califkit.runs.stages import GenerateStage
+from califkit.runs.units import batches, run_units, unit_seed
 from califkit.verifiers.registry import spec
+
+RESPONSES = "responses.jsonl"
 
 
 @dataclass(frozen=True)
@@ -41,15 +36,17 @@ class Answers:
     loaded: Loaded
 
 
-def load_answers(profile: str, stage: GenerateStage, execution: Execution) -> Answers:
-    """The responses of one policy, generated first if need be, with their prompts.
+def load_answers(profile: str, stage: GenerateStage) -> Answers:
+    """The responses of one policy with their prompts.
 
     Raises
     ------
+    MissingRunError
+        If the responses are not there.
     DataError
         If the prompts are not those that the responses answer.
     """
-    responses = generate_responses(profile, stage, execution)
+    responses = require_complete(open_run(profile, stage))
     rows = read_jsonl(responses.folder / RESPONSES)
     loaded = benchmark_prompts(stage.evaluation)
     answered = responses.manifest()["data_sha256"]
@@ -76,25 +73,21 @@ def whose(stage: GenerateStage) -> dict[str, Any]:
     }
 
 
-RESPONSES = "responses.jsonl"
-
-
 def generate_responses(profile: str, stage: GenerateStage, execution: Execution) -> Run:
     """Stage: the responses of one policy to the test prompts, one row each in `RESPONSES`.
 
     Rows: ``key``, ``prompt``, ``response`` and ``token_ids`` (with the reasoning, if any),
-    ``n_tokens`` (of the answer), ``finish_reason``. A policy that is not trained yet is trained
-    first.
+    ``n_tokens`` (of the answer), ``finish_reason``. Raises `MissingRunError` if the policy is not
+    trained.
     """
     started = time.monotonic()
     run = open_run(profile, stage)
     with run.computing() as needed:
         if not needed:
             return run
-        check_engine(stage.engine)
+        folder = _policy_folder(profile, stage)
         loaded = benchmark_prompts(stage.evaluation)
         run.pin_data(loaded.sha256)
-        folder = _policy_folder(profile, stage, execution)
         # Prompts of like length share a batch, which saves padding.
         instances = sorted(loaded.instances, key=lambda i: (len(i.prompt), i.key))
         sampling = stage.evaluation.sampling
@@ -123,12 +116,25 @@ def _row(instance: Instance, response: Response) -> dict[str, Any]:
     }
 
 
-def _policy_folder(profile: str, stage: GenerateStage, execution: Execution) -> Path:
+def _policy_folder(profile: str, stage: GenerateStage) -> Path:
     if stage.policy is None:
         return resolve(stage.model)
-    from califkit.training.grpo import POLICY, train
+    return require_complete(own_run(profile, stage.policy)).folder / POLICY  # recorded: no weights
 
-    return train(profile, stage.policy, execution).folder / POLICY
+
+def check_benchmark(profile: str, stage: GenerateStage, execution: Execution) -> None:
+    """Refuse a stage whose test prompts cannot be loaded; `ParamsError` says why."""
+    _load_once(stage.evaluation)
+
+
+@lru_cache
+def _load_once(settings: ResponseSettings) -> None:
+    """For all the policies that answer the same prompts."""
+    try:
+        benchmark_prompts(settings)
+    except ValueError as error:  # of the loaders
+        key = "rubrics" if is_rubric(settings.benchmark) else "evaluation"
+        raise ParamsError(f"settings.{key}: {error}") from error
 
 
 def benchmark_prompts(settings: ResponseSettings) -> load.Loaded:

@@ -13,6 +13,7 @@ sound, with the help of extra draws (`califkit.anchors.probe`).
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -47,7 +48,7 @@ from califkit.anchors.table import (
 from califkit.data.load import Instance, Loaded
 from califkit.data.prompts import training_prompts
 from califkit.metrics import none_if_nan
-from califkit.models.engines import Response, check_engine, load_engine
+from califkit.models.engines import Response, load_engine
 from califkit.models.likelihood import ReferenceScorer
 from califkit.models.reasoning import final_answer
 from califkit.models.resolve import load_model, load_tokenizer, resolve
@@ -93,7 +94,7 @@ class Draw:
 
 
 def compute_anchors(
-    profile: str, stage: AnchorStage, execution: Execution, shard: Shard = (0, 1)
+    profile: str, stage: AnchorStage, execution: Execution, shard: Shard | None = None
 ) -> Run:
     """Stage: draw and score the reference answers.
 
@@ -101,8 +102,9 @@ def compute_anchors(
     with the reasoning, ``answer``, ``n_tokens`` of the answer, ``finish_reason``, ``loglik``,
     ``followed`` a constraint, ``r_ver``, ``defect``, ``tries``) and `ANCHORS` (see `anchor_table`).
 
-    Several shards may run at the same time, each with its own index and the same count; any
-    sharding gives the same table. The shard that finds all units done merges them and completes
+    Several shards may run at the same time, each with its own index and the same count (None: the
+    ``RANK`` of ``WORLD_SIZE`` processes that a launcher gave this one, else all); any sharding
+    gives the same table. The shard that finds all units done merges them and completes
     the run. The others return before: their run is not complete yet. A second process with the
     same shard waits for the first. No model is loaded where all answers are there.
 
@@ -116,8 +118,9 @@ def compute_anchors(
     run = open_run(profile, stage)
     if run.is_complete:
         return run
+    if shard is None:
+        shard = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     name = shard_name(shard)
-    check_engine(stage.engine)
     loaded = training_prompts(stage.data)
     units = draw_units(loaded.instances, stage.anchors.draws, stage.anchors.sampling.batch_size)
     sizes = [len(unit) for unit in units]

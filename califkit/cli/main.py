@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,8 +17,7 @@ import yaml
 
 from califkit import CalifkitError
 from califkit.cli import audit, score, verify
-from califkit.judges.judge import JudgeError
-from califkit.runs.params import Params, Settings, load_params
+from califkit.runs.params import Params, load_params
 
 app = typer.Typer(
     add_completion=False,
@@ -67,15 +67,13 @@ def anchors(
     params = _params(profile, override)
     stage, execution = params.settings.anchor_stage(), params.settings.execution
     if shard is None:
-        from califkit.runs.dispatch import run_stage
-
-        _check_inputs(params, [stage])
-        _show(run_stage(params.profile, stage, execution))
+        _compute(params, [stage])
         return
-    from califkit.anchors.measure import compute_anchors
-
     numbers = _shard(shard)
-    _check_inputs(params, [stage])
+    from califkit.anchors.measure import compute_anchors
+    from califkit.runs.dispatch import check_stages
+
+    check_stages(params.profile, [stage], execution)
     run = compute_anchors(params.profile, stage, execution, numbers)
     if run.is_complete:
         _show(run)
@@ -159,7 +157,6 @@ def train(
             f"profile {params.profile} trains no method {method!r} with seed {seed!r}; "
             f"it trains: {', '.join(known)}"
         )
-    _check_inputs(params, stages)
     _compute(params, stages)
 
 
@@ -167,11 +164,7 @@ def train(
 def generate(profile: Profile = "cpu", override: Override = []) -> None:  # noqa: B006
     """Draw the responses of every policy of the profile (training what is missing)."""
     params = _params(profile, override)
-    policies = params.settings.train_stages()
-    responses = [stage.responses for stage in params.settings.score_stages()]
-    _check_inputs(params, [*policies, *responses])
-    _compute(params, policies)
-    _compute(params, responses)
+    _compute(params, params.settings.generate_stages())
 
 
 @app.command()
@@ -180,10 +173,7 @@ def evaluate(profile: Profile = "cpu", override: Override = []) -> None:  # noqa
     from califkit.exhibits.summary import metrics_by_run, summary_table
 
     params = _params(profile, override)
-    policies, scores = params.settings.train_stages(), params.settings.score_stages()
-    _check_inputs(params, [*policies, *scores])
-    _compute(params, policies)
-    runs = _compute(params, scores, show=False)
+    runs = _compute(params, params.settings.score_stages(), show=False)
     table = summary_table(metrics_by_run(runs))
     typer.echo(table.to_string(index=False, float_format=lambda value: f"{value:.3f}"))
 
@@ -202,9 +192,8 @@ def judge(
     What is missing of responses and policies is computed first. Then the number of calls and, if
     the judge has prices, their cost are shown; calls whose answers are there already are free.
     """
-    from califkit.evaluation.quality import check_judges, estimates, quality_by_run
+    from califkit.evaluation.quality import estimates, quality_by_run
     from califkit.exhibits.pairs import pair_table
-    from califkit.runs.dispatch import run_stage
 
     params = _params(profile, override)
     settings, execution = params.settings, params.settings.execution
@@ -215,22 +204,16 @@ def judge(
             f"name it in settings.judge (--set judge=NAME); described there: {known}"
         )
     grades, pairs = settings.quality_stages(), settings.pairwise_stages()
-    policies, responses = settings.train_stages(), settings.generate_stages()
-    try:
-        check_judges(params.profile, [*grades, *pairs], execution)
-        _check_inputs(params, [*policies, *responses])
-        _compute(params, policies)
-        _compute(params, responses, show=False)
+
+    def tell_calls() -> None:
         expected = estimates(params.profile, [*grades, *pairs], execution)
         for name, estimate in expected.items():
             typer.echo(f"judge {name}: {estimate}")
         calls = sum(estimate.calls for estimate in expected.values())
         if calls > limit and not yes:
             raise Unusable(f"{calls} calls are more than --limit {limit}; add --yes to make them")
-        # In this process: judging wants a network and nothing else of a machine.
-        runs = [run_stage(params.profile, stage, execution) for stage in [*grades, *pairs]]
-    except JudgeError as error:
-        raise Unusable(str(error)) from error
+
+    runs = _compute(params, [*grades, *pairs], show=False, before_judging=tell_calls)
     tables = [quality_by_run(runs[: len(grades)]), pair_table(runs[len(grades) :])]
     for table in tables:
         if len(table):
@@ -247,13 +230,17 @@ def reproduce(
 ) -> None:
     """Run the notebooks in order through papermill and write figures and an HTML report."""
     from califkit.exhibits.notebooks import NotebookError, NotebookFailed, execute, select
+    from califkit.runs.dispatch import check_stages
 
     params = _params(profile, [])
+    settings = params.settings
     try:
         select(only or None)
-        if params.settings.execution.cluster == "local" or params.submit:
-            stages = [*params.settings.train_stages(), *params.settings.score_stages()]
-            _check_inputs(params, stages)
+        if settings.execution.cluster == "local" or params.submit:
+            stages = [*settings.train_stages(), *settings.score_stages()]
+            if not only:
+                stages += settings.judge_stages()
+            check_stages(params.profile, stages, settings.execution)
         report = execute(profile, names=only or None)
     except NotebookFailed as error:
         typer.echo(f"report: {error.report.index}")
@@ -418,50 +405,22 @@ def _params(profile: str, override: list[str]) -> Params:
     return load_params(profile, settings or None)
 
 
-def _check_inputs(params: Params, stages: list[Any]) -> None:
-    """Meet unusable settings here; inside a job they would end as failed work (exit code 1)."""
-    from califkit.runs.dispatch import check_stages
-    from califkit.runs.folders import open_run
-
-    kinds = {stage.kind for stage in stages if not open_run(params.profile, stage).is_complete}
-    if kinds:
-        _check_what_they_need(params.settings, kinds)
-    check_stages(params.profile, stages, params.settings.execution)
-
-
-def _check_what_they_need(settings: Settings, kinds: set[str]) -> None:
-    """Engine, prompts and model, as far as stages of these kinds take them."""
-    from califkit.data.prompts import training_prompts
-    from califkit.generation import benchmark_prompts
-    from califkit.models.engines import EngineError, check_engine
-    from califkit.models.resolve import resolve
-
-    try:
-        check_engine(settings.engine)
-    except EngineError as error:
-        raise Unusable(f"settings.{error}") from error
-    try:
-        key = "data"
-        if kinds & {"anchors", "training"}:
-            training_prompts(settings.data)
-        key = "evaluation"
-        if kinds & {"generation", "scores"}:
-            benchmark_prompts(settings.evaluation)
-    except ValueError as error:  # of the loaders and of the composer
-        raise Unusable(f"settings.{key}: {error}") from error
-    resolve(settings.model)
-
-
-def _compute(params: Params, stages: list[Any], show: bool = True) -> list[Any]:
+def _compute(
+    params: Params,
+    stages: list[Any],
+    show: bool = True,
+    before_judging: Callable[[], None] | None = None,
+) -> list[Any]:
+    """The runs of these stages: a single one in this process, several as jobs."""
     from califkit.runs.dispatch import JobError, compute_all, run_stage
     from califkit.runs.machine import RankError
 
-    execution = params.settings.execution
+    profile, execution = params.profile, params.settings.execution
     try:
-        if len(stages) == 1 and execution.cluster == "local":
-            runs = [run_stage(params.profile, stages[0], execution)]
+        if len(stages) == 1 and execution.cluster == "local" and before_judging is None:
+            runs = [run_stage(profile, stages[0], execution)]
         else:
-            runs = compute_all(params.profile, stages, execution)
+            runs = compute_all(profile, stages, execution, before_judging=before_judging)
     except (JobError, RankError) as error:
         raise Failed(str(error)) from error
     if show:

@@ -10,7 +10,8 @@ from pathlib import Path
 from califkit.data import composer, load
 from califkit.data.load import load_source
 from califkit.runs.folders import Run, StaleRunError
-from califkit.runs.settings import DataSettings
+from califkit.runs.settings import DataSettings, Execution, ParamsError
+from califkit.runs.stages import AnchorStage, TrainStage
 
 
 def training_prompts(settings: DataSettings) -> load.Loaded:
@@ -32,8 +33,22 @@ def training_prompts(settings: DataSettings) -> load.Loaded:
     return replace(known, instances=load.select(known.instances, settings.n_prompts, settings.seed))
 
 
+def check_prompts(profile: str, stage: AnchorStage | TrainStage, execution: Execution) -> None:
+    """Refuse a stage whose training prompts cannot be had; `ParamsError` says why."""
+    _load_once(stage.data)
+
+
+@lru_cache
+def _load_once(settings: DataSettings) -> None:
+    """For all the stages that use the same prompts."""
+    try:
+        training_prompts(settings)
+    except ValueError as error:  # of the loaders and of the composer
+        raise ParamsError(f"settings.data: {error}") from error
+
+
 def check_unchanged(run: Run) -> None:
-    """Refuse a complete run of anchors, training or generation whose file of prompts was replaced.
+    """Refuse a complete run whose file of prompts was replaced.
 
     The hash of a run covers the name of the file and not its rows. Nothing is compared where the
     file is gone, or the prompts came from the hub: pin a revision there.
@@ -43,15 +58,7 @@ def check_unchanged(run: Run) -> None:
     StaleRunError
         Naming the folder and the file.
     """
-    match run.stage.kind:
-        case "anchors":
-            name = run.stage.data.source
-        case "training":
-            name = run.stage.anchors.data.source
-        case "generation":
-            name = run.stage.evaluation.benchmark
-        case _:
-            return  # made of these
+    name = run.stage.prompts
     path = Path(name).absolute()
     if name in ("composer", "ifbench") or not run.is_complete or not path.is_file():
         return

@@ -27,7 +27,6 @@ from califkit import metrics
 from califkit.data.load import DataError
 from califkit.generation import Answers, load_answers, whose
 from califkit.judges.cache import judge_cache
-from califkit.judges.client import api_key
 from califkit.judges.judge import Estimate, Judge, JudgeError, Question, Verdict, unscored
 from califkit.judges.prompts import pair_question, quality_question
 from califkit.models.reasoning import final_answer
@@ -54,10 +53,9 @@ class _Item:
 def judge_quality(profile: str, stage: QualityStage, execution: Execution) -> Run:
     """Stage: response quality of every response of one policy (paper, section 1; A13).
 
-    What is missing of responses and policy is computed first. Writes `QUALITY`, a row a response:
-    ``key``, ``status`` (of `califkit.judges.judge.Verdict`), ``value`` (1 to 10, None if unscored),
-    ``reason`` (why it is unscored), ``model`` (as the endpoint names it), ``prompt_version``,
-    ``usage``, ``request_is_flagged``.
+    Writes `QUALITY`, a row a response: ``key``, ``status`` (of `califkit.judges.judge.Verdict`),
+    ``value`` (1 to 10, None if unscored), ``reason`` (why it is unscored), ``model`` (as the
+    endpoint names it), ``prompt_version``, ``usage``, ``request_is_flagged``.
 
     Raises
     ------
@@ -72,7 +70,7 @@ def judge_quality(profile: str, stage: QualityStage, execution: Execution) -> Ru
         if not needed:
             return run
         judge = _judge(profile, stage, execution)
-        items, answers = _items(profile, [stage.responses], execution)
+        items, answers = _items(profile, stage.needs)
         verdicts = judge.quality([(item.x, *item.answers) for item in items])
         _check_some_are_scored(run, verdicts)
         rows = [
@@ -96,12 +94,12 @@ def judge_quality(profile: str, stage: QualityStage, execution: Execution) -> Ru
 def judge_pairs(profile: str, stage: PairwiseStage, execution: Execution) -> Run:
     """Stage: which of two policies answers each prompt better (paper, Table 5; A21).
 
-    What is missing of responses and policies is computed first. Pairs answer the same prompt and
-    are judged in both orders. Writes `PAIRS`, a row a pair: ``key``, ``outcome`` (``win``, ``tie``
-    or ``loss`` of the first policy), ``first_order`` and ``second_order`` (``first``, ``second`` or
-    ``tie``, which speak of what is shown: the first policy stands first, then second; None if
-    unscored), ``consistent``, and of both orders ``statuses``, ``reasons``, ``models``;
-    ``prompt_version``, ``usage`` of both together, ``request_is_flagged``.
+    Pairs answer the same prompt and are judged in both orders. Writes `PAIRS`, a row a pair:
+    ``key``, ``outcome`` (``win``, ``tie`` or ``loss`` of the first policy), ``first_order`` and
+    ``second_order`` (``first``, ``second`` or ``tie``, which speak of what is shown: the first
+    policy stands first, then second; None if unscored), ``consistent``, and of both orders
+    ``statuses``, ``reasons``, ``models``; ``prompt_version``, ``usage`` of both together,
+    ``request_is_flagged``.
 
     Raises as `judge_quality`, and `DataError` if the policies do not answer the same prompts.
     """
@@ -111,7 +109,7 @@ def judge_pairs(profile: str, stage: PairwiseStage, execution: Execution) -> Run
         if not needed:
             return run
         judge = _judge(profile, stage, execution)
-        items, answers = _items(profile, [stage.first, stage.second], execution)
+        items, answers = _items(profile, stage.needs)
         pairs = judge.pairwise([(item.x, *item.answers) for item in items])
         verdicts = [verdict for pair in pairs for verdict in pair.orders]
         _check_some_are_scored(run, verdicts)
@@ -177,7 +175,7 @@ def estimates(
 ) -> dict[str, Estimate]:
     """What the stages that are not complete would take, by the name of the judge.
 
-    The responses have to be there, or are computed first.
+    The responses have to be there.
     """
     questions: dict[str, list[Question]] = {}
     judges: dict[str, Judge] = {}
@@ -186,18 +184,10 @@ def estimates(
         asked = questions.setdefault(stage.judge.name, [])
         if open_run(profile, stage).is_complete:
             continue
-        items, _ = _items(profile, _policies(stage), execution)
+        items, _ = _items(profile, stage.needs)
         for item in items:
             asked += _questions(item)
     return {name: judges[name].estimate(asked) for name, asked in questions.items()}
-
-
-def check_judges(
-    profile: str, stages: Sequence[QualityStage | PairwiseStage], execution: Execution
-) -> None:
-    """Raise what would stop the stages after their responses are there: no such judge, no key."""
-    for stage in stages:
-        _judge(profile, stage, execution)
 
 
 def _questions(item: _Item) -> list[Question]:
@@ -206,23 +196,13 @@ def _questions(item: _Item) -> list[Question]:
     return [pair_question(item.x, *order) for order in (item.answers, item.answers[::-1])]
 
 
-def _policies(stage: QualityStage | PairwiseStage) -> list[GenerateStage]:
-    return [stage.responses] if stage.kind == "quality" else [stage.first, stage.second]
-
-
 def _judge(profile: str, stage: QualityStage | PairwiseStage, execution: Execution) -> Judge:
-    """The judge of a stage, checked before anything is trained or generated for it."""
-    settings = execution.judge_like(stage.judge)
-    if not all(open_run(profile, policy).is_complete for policy in _policies(stage)):
-        api_key(settings)  # raises; there will be calls, so the key is needed
-    return Judge(settings, judge_cache(profile, stage.judge))
+    return Judge(execution.judge_like(stage.judge), judge_cache(profile, stage.judge))
 
 
-def _items(
-    profile: str, stages: Sequence[GenerateStage], execution: Execution
-) -> tuple[list[_Item], Answers]:
+def _items(profile: str, stages: Sequence[GenerateStage]) -> tuple[list[_Item], Answers]:
     """The prompts with the final answers of every policy, in the order of the first."""
-    several = [load_answers(profile, stage, execution) for stage in stages]
+    several = [load_answers(profile, stage) for stage in stages]
     texts = [_texts(answers, stage) for answers, stage in zip(several, stages, strict=True)]
     for stage, found in zip(stages[1:], texts[1:], strict=True):
         if lonely := sorted(set(found) ^ set(texts[0])):

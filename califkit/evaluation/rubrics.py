@@ -14,7 +14,6 @@ from typing import Any
 
 from califkit.generation import load_answers, rubric_items
 from califkit.judges.cache import judge_cache
-from califkit.judges.client import api_key
 from califkit.judges.judge import Judge, JudgeError, Question, Usage, Verdict, unscored
 from califkit.judges.parsing import Unparsable
 from califkit.judges.rubrics import Reply, Request, Unreadable, judge_responses
@@ -35,7 +34,7 @@ _STATUS = {"unparsable": "ok", "failed": "missing"}
 
 
 def judge_rubrics(profile: str, stage: RubricStage, execution: Execution) -> Run:
-    """Stage: judge one policy on a rubric benchmark, generating its responses first if need be.
+    """Stage: judge the responses of one policy on a rubric benchmark.
 
     Writes `RUBRICS`, the rows of `califkit.judges.rubrics.Record` (``benchmark``, ``item``,
     ``prompt``, ``response``, ``request_sha256``, ``text``, ``verdict``), one a unit. The manifest
@@ -47,9 +46,8 @@ def judge_rubrics(profile: str, stage: RubricStage, execution: Execution) -> Run
     Raises
     ------
     JudgeError
-        If the judge's key is missing, before anything is generated; if the judge cannot be used as
-        it is set up, exceeds its limits, or gave no usable answer at all. Some failed calls are
-        counted as missing verdicts, with a warning.
+        If the judge cannot be used as it is set up, exceeds its limits, or gave no usable answer
+        at all. Some failed calls are counted as missing verdicts, with a warning.
     DataError, RubricError
         If the benchmark cannot be used, or is not the one that the responses answer.
     ParamsError
@@ -60,7 +58,7 @@ def judge_rubrics(profile: str, stage: RubricStage, execution: Execution) -> Run
     with run.computing() as needed:
         if not needed:
             return run
-        judge = _judge(profile, stage, execution)
+        judge = Judge(execution.judge_like(stage.judge), judge_cache(profile, stage.judge))
         benchmark, loaded = rubric_items(stage.responses.evaluation)
         verdicts: list[Verdict] = []
         requests: list[Request] = []
@@ -70,7 +68,7 @@ def judge_rubrics(profile: str, stage: RubricStage, execution: Execution) -> Run
             verdicts.extend(judge.judge_all([_question(request) for request in asked]))
             return [Reply(v.text, _STATUS.get(v.status, v.status)) for v in verdicts]
 
-        answers = _answers(profile, stage.responses, execution)
+        answers = _answers(profile, stage.responses)
         records = judge_responses(benchmark, loaded.items, answers, ask)
         failed = _check_verdicts(judge.settings, verdicts)
         scores = benchmark.score(loaded.items, [record.verdict for record in records])
@@ -97,19 +95,12 @@ def judge_rubrics(profile: str, stage: RubricStage, execution: Execution) -> Run
     return run
 
 
-def _judge(profile: str, stage: RubricStage, execution: Execution) -> Judge:
-    settings = execution.judge_like(stage.judge)
-    if not open_run(profile, stage.responses).is_complete:
-        api_key(settings)  # there will be calls; a missing key is told before hours of generation
-    return Judge(settings, judge_cache(profile, stage.judge))
-
-
-def _answers(profile: str, stage: GenerateStage, execution: Execution) -> dict[str, str]:
+def _answers(profile: str, stage: GenerateStage) -> dict[str, str]:
     """What is judged, by item: the answer after the reasoning, else the response as it stands (the
     rules compare whole texts, white space included)."""
     tokenizer = load_tokenizer(resolve(stage.model))
     answers = {}
-    for row in load_answers(profile, stage, execution).rows:
+    for row in load_answers(profile, stage).rows:
         whole = row["response"]
         answer = read_response(row, tokenizer, stage.thinking).answer.text
         answers[row["key"]] = whole if whole.strip() == answer else answer

@@ -35,7 +35,7 @@ _BATCH = 32
 
 
 def score_responses(profile: str, stage: ScoreStage, execution: Execution) -> Run:
-    """Stage: score the responses of one policy, generating them first if need be.
+    """Stage: score the responses of one policy.
 
     Writes `SCORES`: ``key``, ``ids``, ``strict``, ``loose`` (lists parallel to ``ids``),
     ``loglik``, ``request_is_flagged``, ``tokens``, ``distinct_2``, ``finish_reason``. All are of
@@ -47,7 +47,7 @@ def score_responses(profile: str, stage: ScoreStage, execution: Execution) -> Ru
     with run.computing() as needed:
         if not needed:
             return run
-        answers = load_answers(profile, stage.responses, execution)
+        answers = load_answers(profile, stage.responses)
         rows, instances, loaded = answers.rows, answers.instances, answers.loaded
         semantics, thinking = stage.semantics, stage.responses.thinking
         folder = resolve(stage.responses.model)

@@ -21,7 +21,10 @@ from pydantic import SecretStr
 
 from califkit import CalifkitError
 from califkit.judges.parsing import brief
+from califkit.runs.folders import open_run
 from califkit.runs.judge_settings import JudgeSettings
+from califkit.runs.settings import Execution
+from califkit.runs.stages import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -207,6 +210,23 @@ class Endpoint:
     def _hide_key(self, text: str) -> str:
         key = self._key.get_secret_value()
         return text.replace(key, "[key]") if len(key) >= _SHORTEST_KEY else text
+
+
+def check_judge(profile: str, stage: Stage, execution: Execution) -> None:
+    """Refuse a stage whose judge cannot be asked, before its responses are generated.
+
+    Where they are there the key may not be needed: all answers may be, too.
+
+    Raises
+    ------
+    ParamsError
+        If ``execution`` has no such judge, or one of that name that would answer otherwise.
+    JudgeError
+        If its key is not there.
+    """
+    settings = execution.judge_like(stage.judge)
+    if not all(open_run(profile, needed).is_complete for needed in stage.needs):
+        api_key(settings)
 
 
 def api_key(settings: JudgeSettings) -> SecretStr:

@@ -33,6 +33,7 @@ DATA = "data.sha256"
 # Files of a training run, named here so that reading them does not import TRL.
 LOG = "log.jsonl"
 ROLLOUTS = "rollouts.jsonl"
+POLICY = "policy"
 _RECORDED_PACKAGES = (
     "califkit",
     "torch",
@@ -49,6 +50,10 @@ _RECORDED_PACKAGES = (
 
 class StaleRunError(CalifkitError, ValueError):
     """An unfinished run that was begun with other data."""
+
+
+class MissingRunError(CalifkitError):
+    """A run that another one is made of is not complete."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +135,23 @@ def own_run(profile: str, stage: Stage) -> Run:
     """The run folder for computing a stage here, whether or not a recorded run exists."""
     name = f"{stage.name}-{stage_hash(stage)}"
     return Run(stage, runs_dir() / profile / stage.kind / name)
+
+
+def require_complete(run: Run) -> Run:
+    """The same run, for a stage that opens it.
+
+    Raises
+    ------
+    MissingRunError
+        If it is not complete; names the folder and the command that computes it.
+    """
+    if not run.is_complete:
+        profile = run.folder.parts[-3]
+        raise MissingRunError(
+            f"{run.folder}: is not complete; `{run.stage.command}` with the profile {profile} "
+            "computes it"
+        )
+    return run
 
 
 def record_runs(profile: str) -> list[Path]:

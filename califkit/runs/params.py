@@ -206,6 +206,10 @@ class Settings(Frozen):
             for responses in self.generate_stages(benchmark)
         ]
 
+    def judge_stages(self) -> list[QualityStage | PairwiseStage | RubricStage]:
+        """All that the profile's judge is asked; nothing without a judge."""
+        return [*self.quality_stages(), *self.pairwise_stages(), *self.rubric_stages()]
+
     def _judge(self, name: str) -> JudgeModel:
         return self.execution.judge(name).identity()
 

@@ -1,10 +1,10 @@
-"""Stages: the pure description of one run, and the hash that names its folder."""
+"""Stages: the pure description of one run, what it needs, and the hash that names its folder."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from pydantic import model_validator
 
@@ -13,6 +13,7 @@ from califkit.runs.settings import (
     AnchorSettings,
     DataSettings,
     Engine,
+    Execution,
     Method,
     ResponseSettings,
     RewardOptions,
@@ -23,10 +24,59 @@ from califkit.runs.settings import (
 from califkit.runs.types import Frozen, Positive, Seed
 
 
-class AnchorStage(Frozen):
+class Stage(Frozen):
+    """What all stages share. The fields of a stage are all that can change its result.
+
+    Functions are named ``module:name`` and looked up when they are called, so that a description
+    imports nothing that computes.
+    """
+
+    kind: ClassVar[str]
+    command: ClassVar[str]
+    """The command that computes such stages, for messages."""
+    function: ClassVar[str]
+    """What computes it: called with profile, stage and execution, it returns the complete run. It
+    opens what the stage `needs` and never computes that."""
+    checks: ClassVar[tuple[str, ...]] = ()
+    """Called like ``function`` before anything starts; each raises for what would end the stage."""
+    unchanged: ClassVar[str] = "califkit.data.prompts:check_unchanged"
+    """Called with a complete run; raises if its `prompts` were replaced since."""
+    split: ClassVar[Literal["shards", "ranks"] | None] = None
+    """How several processes share the work: shards know nothing of each other, ranks train
+    together. None is one process."""
+    judged: ClassVar[bool] = False
+    """Whether a judge does the work, which wants a network and nothing else of a machine."""
+    holds_weights: ClassVar[bool] = False
+    """Whether others need weights of it; a recorded run has none."""
+
+    @property
+    def name(self) -> str:
+        raise NotImplementedError
+
+    @property
+    def needs(self) -> tuple[Stage, ...]:
+        """The stages whose runs it opens: all those that its description holds."""
+        return tuple(value for _, value in self if isinstance(value, Stage))
+
+    @property
+    def prompts(self) -> str | None:
+        """Name or file of the prompts it is made of; None if only by way of what it needs."""
+        return None
+
+    def processes(self, execution: Execution) -> int:
+        """Processes in its job."""
+        return execution.processes if self.split else 1
+
+
+class AnchorStage(Stage):
     """l0 and l1 of every training prompt under the frozen reference."""
 
-    kind: ClassVar[str] = "anchors"
+    kind = "anchors"
+    command = "califkit anchors"
+    function = "califkit.anchors.measure:compute_anchors"
+    checks = ("califkit.models.checks:check_model", "califkit.data.prompts:check_prompts")
+    split = "shards"
+
     model: str
     thinking: bool = False
     engine: Engine = None
@@ -37,13 +87,23 @@ class AnchorStage(Frozen):
     def name(self) -> str:
         return "reference"
 
+    @property
+    def prompts(self) -> str:
+        return self.data.source
 
-class TrainStage(Frozen):
+
+class TrainStage(Stage):
     """One GRPO run. What a method does not use (``alpha``, ``reward``, ``judge``) is None, so that
     it cannot split runs. ``tau`` None is measured: the judge's mean score of the reference answers
     (A5)."""
 
-    kind: ClassVar[str] = "training"
+    kind = "training"
+    command = "califkit train"
+    function = "califkit.training.grpo:train"
+    checks = ("califkit.data.prompts:check_prompts", "califkit.training.checks:check_settings")
+    split = "ranks"
+    holds_weights = True
+
     method: Method
     seed: Seed
     alpha: Positive | None
@@ -62,11 +122,23 @@ class TrainStage(Frozen):
     def name(self) -> str:
         return f"{self.method}-seed{self.seed}"
 
+    @property
+    def data(self) -> DataSettings:
+        return self.anchors.data
 
-class GenerateStage(Frozen):
+    @property
+    def prompts(self) -> str:
+        return self.data.source
+
+
+class GenerateStage(Stage):
     """Responses of one policy to the test prompts; ``policy`` None is the base model."""
 
-    kind: ClassVar[str] = "generation"
+    kind = "generation"
+    command = "califkit generate"
+    function = "califkit.generation:generate_responses"
+    checks = ("califkit.models.checks:check_model", "califkit.generation:check_benchmark")
+
     model: str
     thinking: bool = False
     engine: Engine = None
@@ -83,11 +155,18 @@ class GenerateStage(Frozen):
         trained = f"-trained{self.policy.seed}" if self.policy else ""
         return f"{self.method}{trained}-seed{self.seed}"
 
+    @property
+    def prompts(self) -> str:
+        return self.evaluation.benchmark
 
-class ScoreStage(Frozen):
+
+class ScoreStage(Stage):
     """Verdicts, reference log-likelihood and text statistics of generated responses."""
 
-    kind: ClassVar[str] = "scores"
+    kind = "scores"
+    command = "califkit evaluate"
+    function = "califkit.evaluation.scores:score_responses"
+
     responses: GenerateStage
     semantics: Semantics = "published"
 
@@ -96,10 +175,15 @@ class ScoreStage(Frozen):
         return self.responses.name
 
 
-class QualityStage(Frozen):
+class QualityStage(Stage):
     """Response quality of generated responses, scored by one judge."""
 
-    kind: ClassVar[str] = "quality"
+    kind = "quality"
+    command = "califkit judge"
+    function = "califkit.evaluation.quality:judge_quality"
+    checks = ("califkit.judges.client:check_judge",)
+    judged = True
+
     responses: GenerateStage
     judge: JudgeModel
 
@@ -108,10 +192,15 @@ class QualityStage(Frozen):
         return f"{self.responses.name}-{self.judge.name}"
 
 
-class PairwiseStage(Frozen):
+class PairwiseStage(Stage):
     """Which of two policies answers each prompt better, judged in both orders."""
 
-    kind: ClassVar[str] = "pairwise"
+    kind = "pairwise"
+    command = "califkit judge"
+    function = "califkit.evaluation.quality:judge_pairs"
+    checks = ("califkit.judges.client:check_judge",)
+    judged = True
+
     first: GenerateStage
     second: GenerateStage
     judge: JudgeModel
@@ -121,10 +210,15 @@ class PairwiseStage(Frozen):
         return f"{self.first.name}-against-{self.second.name}-{self.judge.name}"
 
 
-class RubricStage(Frozen):
+class RubricStage(Stage):
     """Verdicts of a judge on the responses to a rubric benchmark."""
 
-    kind: ClassVar[str] = "rubrics"
+    kind = "rubrics"
+    command = "califkit reproduce --only tab1_rubrics"
+    function = "califkit.evaluation.rubrics:judge_rubrics"
+    checks = ("califkit.judges.client:check_judge",)
+    judged = True
+
     responses: GenerateStage
     judge: JudgeModel
 
@@ -132,17 +226,6 @@ class RubricStage(Frozen):
     def name(self) -> str:
         benchmark = self.responses.evaluation.benchmark.partition(":")[0]
         return f"{benchmark}-{self.responses.name}-{self.judge.name}"
-
-
-Stage = (
-    AnchorStage
-    | TrainStage
-    | GenerateStage
-    | ScoreStage
-    | QualityStage
-    | PairwiseStage
-    | RubricStage
-)
 
 
 def stage_hash(stage: Stage) -> str:

@@ -1,8 +1,8 @@
 """What can be told of a training run before anything is computed for it.
 
 Anchors are measured before the first step and may take a day, so settings that would end training
-are refused before them: on the command line, before the first job starts, and in each process of a
-training run. Torch is loaded for the few settings that need it, never to import this module.
+are refused before them. Torch is loaded for the few settings that need it, never to import this
+module.
 """
 
 from __future__ import annotations
@@ -11,33 +11,28 @@ import json
 from importlib.util import find_spec
 from pathlib import Path
 
-from califkit.models.reasoning import END
-from califkit.models.resolve import load_tokenizer, resolve
+from califkit.models.checks import check_thinking
+from califkit.models.resolve import resolve
 from califkit.rewards.judge import reward_rule
+from califkit.runs.folders import own_run
 from califkit.runs.paths import project_root
 from califkit.runs.settings import JUDGE_METHODS, Execution, ParamsError
 from califkit.runs.stages import TrainStage
+from califkit.training.checkpoints import check_processes
 from califkit.training.tau import judge_settings
 
 
-def check_settings(
-    stage: TrainStage, execution: Execution, processes: int, *, trains_here: bool = True
-) -> None:
+def check_settings(profile: str, stage: TrainStage, execution: Execution) -> None:
     """Refuse what cannot work, before a model, a data set or a process group is there.
-
-    Parameters
-    ----------
-    processes
-        How many will train together.
-    trains_here
-        Whether that will be on this machine, whose GPUs are then looked at.
 
     Raises
     ------
     ParamsError
         Names the setting, its value and what is wrong.
+    StaleRunError
+        If the run was begun with another number of processes.
     """
-    settings = stage.training
+    settings, processes = stage.training, execution.processes
     rollouts = settings.prompts_per_step * settings.rollouts_per_prompt
     if rollouts % (settings.micro_batch_size * processes):
         raise ParamsError(
@@ -58,11 +53,14 @@ def check_settings(
     if settings.use_vllm:
         _require("vllm", "training.use_vllm = true")
     if execution.deepspeed is not None:
-        _check_deepspeed(execution.deepspeed, trains_here)
+        _check_deepspeed(execution.deepspeed)
+        if execution.cluster == "local":
+            check_gpu(execution)
     if stage.anchors.thinking:
         check_thinking(stage.anchors.model)
     if settings.lora is not None and not isinstance(settings.lora.target_modules, str):
         _check_target_modules(stage.anchors.model, settings.lora.target_modules)
+    check_processes(own_run(profile, stage).folder, processes)
 
 
 def _check_rule(stage: TrainStage) -> None:
@@ -79,7 +77,7 @@ def _require(package: str, setting: str) -> None:
         raise ParamsError(f"{setting}: the package {package} is not installed")
 
 
-def _check_deepspeed(setting: str, trains_here: bool) -> None:
+def _check_deepspeed(setting: str) -> None:
     _require("deepspeed", f"execution.deepspeed = {setting}")
     path = project_root() / setting
     try:
@@ -92,30 +90,16 @@ def _check_deepspeed(setting: str, trains_here: bool) -> None:
             f"execution.deepspeed = {path}: zero_optimization.{gathers} must be true, or "
             "checkpoints hold no weights that a policy can be made of"
         )
-    if trains_here and not _has_gpu():
-        raise ParamsError(
-            f"execution.deepspeed = {setting}: there is no GPU, and the trainer ignores DeepSpeed "
-            "on a CPU"
-        )
 
 
-def _has_gpu() -> bool:
+def check_gpu(execution: Execution) -> None:
+    """Refuse DeepSpeed on a machine without a GPU, where a run trains or will train."""
     import torch
 
-    return torch.cuda.is_available()
-
-
-def check_thinking(model: str) -> None:
-    """Refuse a model that does not mark the end of its reasoning, by its chat template.
-
-    Without the marker every rollout would count as reasoning that never ends, hence no answer.
-    The template of a model that reasons names it, to close empty reasoning or to cut it from the
-    history.
-    """
-    if END not in str(load_tokenizer(resolve(model)).chat_template):
+    if execution.deepspeed is not None and not torch.cuda.is_available():
         raise ParamsError(
-            f"thinking = true: the chat template of model {model} has no {END}, so the model does "
-            "not mark where its reasoning ends"
+            f"execution.deepspeed = {execution.deepspeed}: there is no GPU, and the trainer "
+            "ignores DeepSpeed on a CPU"
         )
 
 

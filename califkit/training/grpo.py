@@ -35,7 +35,6 @@ from trl import GRPOConfig, GRPOTrainer
 from califkit.anchors.measure import (
     AnchorError,
     bounds_for,
-    compute_anchors,
     degenerate,
     join_anchors,
     load_anchors,
@@ -48,7 +47,7 @@ from califkit.judges.cache import judge_cache
 from califkit.judges.judge import Judge
 from califkit.models.resolve import load_tokenizer, resolve
 from califkit.rewards.trl import CalifReward, check_config
-from califkit.runs.folders import LOG, Run, open_run, own_run
+from califkit.runs.folders import LOG, POLICY, Run, open_run, own_run, require_complete
 from califkit.runs.jsonl import read_jsonl, write_json
 from califkit.runs.paths import check_writable, explaining_full_disk, project_root
 from califkit.runs.settings import JUDGE_METHODS, Execution
@@ -62,26 +61,24 @@ from califkit.training.checkpoints import (
     last_checkpoint,
     step_of,
 )
-from califkit.training.checks import check_settings
+from califkit.training.checks import check_gpu
 from califkit.training.log import TrainingLog
 from califkit.training.tau import fixed_tau, judge_settings
 
-POLICY = "policy"
-
 _PROCESS_GROUP_TIMEOUT = 24 * 3600
-"""Seconds that processes wait for each other: the first one may measure anchors meanwhile."""
+"""Seconds that processes wait for each other: the first one may measure tau meanwhile."""
 
 
 def train(profile: str, stage: TrainStage, execution: Execution) -> Run:
-    """Stage: one GRPO run. Missing anchors are computed first.
+    """Stage: one GRPO run, with anchors that are there.
 
     Writes `LOG` (a row a step), `ROLLOUTS` (a row a rollout) and the trained model in `POLICY`;
     adapters are merged into it. Under several processes each of them has to call this.
 
     Raises
     ------
-    ParamsError
-        For settings that cannot be used here, before anything is loaded.
+    MissingRunError
+        If the anchors are not there.
     StaleRunError
         If the run was begun with another number of processes.
     StorageError
@@ -98,20 +95,19 @@ def train(profile: str, stage: TrainStage, execution: Execution) -> Run:
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     if processes == 1 and run.is_complete:
         return run
-    check_settings(stage, execution, processes)
+    check_gpu(execution)
     if not run.is_complete:
-        check_processes(run.folder, processes)
+        check_processes(run.folder, processes)  # those of the launcher, whatever was asked for
     peft_config = _lora_config(stage)
     config = grpo_config(stage, execution, run.folder, processes)  # starts the process group
     check_config(config, peft_config)
     group = config.distributed_state
     with explaining_full_disk(run.folder), _computing(run, execution, group) as needed:
         if needed:
-            if group.is_main_process:
-                compute_anchors(profile, stage.anchors, execution)
+            anchors = require_complete(open_run(profile, stage.anchors))
             checkpoint = _from_first(group, lambda: last_checkpoint(run.folder / CHECKPOINTS))
             if step_of(checkpoint) < stage.training.steps:
-                _train(run, profile, execution, config, peft_config, checkpoint)
+                _train(run, anchors, profile, execution, config, peft_config, checkpoint)
             elif group.is_main_process:  # killed after the last step
                 print(f"train {stage.name}: all {stage.training.steps} steps are there", flush=True)
             if group.is_main_process:
@@ -227,6 +223,7 @@ def _from_first(group: PartialState, value: Callable[[], Any]) -> Any:
 
 def _train(
     run: Run,
+    anchors: Run,
     profile: str,
     execution: Execution,
     config: GRPOConfig,
@@ -236,7 +233,6 @@ def _train(
     """Train up to the last step, whose checkpoint stays."""
     stage = run.stage
     loaded = training_prompts(stage.anchors.data)
-    anchors = open_run(profile, stage.anchors)
     instances, rows = training_rows(stage, anchors, loaded)
     group, tau, judge = config.distributed_state, None, None
     if stage.method in JUDGE_METHODS:

@@ -13,9 +13,10 @@ import pytest
 from filelock import FileLock, Timeout
 from tiny_runs import environment, n_lines, params_file, start, tiny_params, wait_for
 
-from califkit.runs import dispatch, machine
-from califkit.runs.dispatch import Job, JobError, NotSubmittedError
+from califkit.runs import compute, dispatch, jobs, machine
+from califkit.runs.dispatch import JobError, NotSubmittedError
 from califkit.runs.folders import LOG, MANIFEST, ROLLOUTS, Run, StaleRunError, open_run
+from califkit.runs.jobs import Job
 from califkit.runs.jsonl import read_jsonl, write_json
 from califkit.runs.params import Params
 from califkit.runs.settings import Execution, ParamsError
@@ -94,9 +95,9 @@ class Machine:
         self.jobs: dict[str, Job] = {}
         self.after: dict[str, tuple[str, ...]] = {}
         self.cancelled: list[str] = []
-        monkeypatch.setattr(dispatch, "_start", self._start)
-        monkeypatch.setattr(dispatch, "_is_alive", lambda job: not self._ended(job.job_id))
-        monkeypatch.setattr(dispatch, "cancel", self._cancel)
+        monkeypatch.setattr(jobs, "start", self._start)
+        monkeypatch.setattr(jobs, "is_alive", lambda job: not self._ended(job.job_id))
+        monkeypatch.setattr(jobs, "cancel", self._cancel)
         monkeypatch.setattr(dispatch.time, "sleep", self._sleep)
 
     def _ended(self, name: str) -> bool:
@@ -161,17 +162,19 @@ def test_complete_stages_start_nothing(runs, tmp_path, monkeypatch):
     assert [run.folder for run in dispatch.compute_all("tiny", stages, Execution())] == [
         scheduler.jobs[f"anchors {seed}"].run.folder for seed in (0, 1)
     ]
-    assert [job.state for job in dispatch.submit("tiny", stages, Execution())] == ["complete"] * 2
     assert again.started == {}
 
 
 ORDER = {  # what an evaluation of the base and of two policies needs, and when with two workers
+    "generation base-seed0": 0,
     "anchors 0": 0,
-    "scores base-seed0": 0,
+    "scores base-seed0": 1,
     "training if_rlvr-seed0": 1,
-    "training calif-seed0": 1,
-    "scores if_rlvr-trained0-seed0": 2,
-    "scores calif-trained0-seed0": 2,
+    "training calif-seed0": 2,
+    "generation if_rlvr-trained0-seed0": 2,
+    "scores if_rlvr-trained0-seed0": 3,
+    "generation calif-trained0-seed0": 3,
+    "scores calif-trained0-seed0": 4,
 }
 
 
@@ -189,12 +192,15 @@ def test_a_cluster_is_told_which_jobs_wait_for_which(runs, tmp_path, monkeypatch
     dispatch.compute_all("tiny", stages, Execution(cluster="slurm"))
     assert set(scheduler.started.values()) == {0}
     assert scheduler.after == {
+        "generation base-seed0": (),
         "anchors 0": (),
-        "scores base-seed0": (),
+        "scores base-seed0": ("generation base-seed0",),
         "training if_rlvr-seed0": ("anchors 0",),
         "training calif-seed0": ("anchors 0",),
-        "scores if_rlvr-trained0-seed0": ("training if_rlvr-seed0",),
-        "scores calif-trained0-seed0": ("training calif-seed0",),
+        "generation if_rlvr-trained0-seed0": ("training if_rlvr-seed0",),
+        "generation calif-trained0-seed0": ("training calif-seed0",),
+        "scores if_rlvr-trained0-seed0": ("generation if_rlvr-trained0-seed0",),
+        "scores calif-trained0-seed0": ("generation calif-trained0-seed0",),
     }
 
 
@@ -205,7 +211,7 @@ def test_a_failed_policy_is_not_evaluated(runs, tmp_path, monkeypatch):
         dispatch.compute_all(
             "tiny", tiny_params(tmp_path).settings.score_stages(), Execution(workers=1)
         )
-    assert "scores calif-trained0-seed0" not in scheduler.started
+    assert "generation calif-trained0-seed0" not in scheduler.started
 
 
 def test_responses_that_are_there_need_no_policy(runs, tmp_path, monkeypatch):
@@ -260,14 +266,14 @@ def test_gpus_are_found_without_cuda(tmp_path, monkeypatch):
 
 
 def test_one_process_uses_one_gpu(runs, tmp_path, monkeypatch):
-    monkeypatch.setattr(dispatch, "gpus_of_machine", lambda: ("2", "3"))
+    monkeypatch.setattr(compute, "gpus_of_machine", lambda: ("2", "3"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
     stage = tiny_params(tmp_path).settings.anchor_stage()
     seen = []
     monkeypatch.setattr(
-        dispatch, "_compute", lambda *args: seen.append(os.environ["CUDA_VISIBLE_DEVICES"])
+        compute, "_compute", lambda *args: seen.append(os.environ["CUDA_VISIBLE_DEVICES"])
     )
-    dispatch.compute("tiny", stage, Execution())
+    compute.compute("tiny", stage, Execution())
     assert seen == ["2"]
 
 
@@ -297,10 +303,10 @@ def test_alarms_are_shown_whatever_the_interval(runs, tmp_path):
         output = "\n".join(lines)
 
     job, shown = Printed(run, "local", "1"), {}
-    assert list(dispatch._news([job], ["running"], shown, 60)) == [lines[1], lines[2]]
-    assert list(dispatch._news([job], ["running"], shown, 60)) == []
+    assert list(jobs.news([job], ["running"], shown, 60)) == [lines[1], lines[2]]
+    assert list(jobs.news([job], ["running"], shown, 60)) == []
     Printed.output += "\ntrain a: alarm: it is hotter\ntrain a: step 3 of 9: r_ver 0.6"
-    assert list(dispatch._news([job], ["running"], shown, 60)) == ["train a: alarm: it is hotter"]
+    assert list(jobs.news([job], ["running"], shown, 60)) == ["train a: alarm: it is hotter"]
 
 
 @pytest.mark.parametrize(
@@ -338,21 +344,21 @@ def test_missing_runs_on_a_cluster_are_listed_not_submitted(runs, tmp_path, monk
     with pytest.raises(NotSubmittedError, match="3 of 3 runs are not there") as caught:
         dispatch.ensure(params, params.settings.score_stages())
     listed = [line.split("/")[1] for line in str(caught.value).splitlines()[1:]]
-    assert listed == ["scores", "anchors", "training", "scores", "training", "scores"]
+    policy = ["training", "generation", "scores"]
+    assert listed == ["generation", "scores", "anchors", *policy, *policy]
     dispatch.ensure(params, [stage], submit=True)
     assert scheduler.started == {"anchors 0": 0}
 
 
 @pytest.mark.parametrize("cluster", ["local", "slurm"])
-@pytest.mark.parametrize("ask", [dispatch.compute_all, dispatch.submit])
-def test_settings_that_would_end_training_start_no_job(runs, tmp_path, monkeypatch, cluster, ask):
+def test_settings_that_would_end_training_start_no_job(runs, tmp_path, monkeypatch, cluster):
     """Whether training was asked for, or the scores of a policy."""
     scheduler = Machine(monkeypatch)
     settings = tiny_params(tmp_path, methods=["calif"]).settings
     execution = Execution(cluster=cluster, processes=3)
     for stages in (settings.train_stages(), settings.score_stages()):
         with pytest.raises(ParamsError, match="8 rollouts a step do not divide among 3 processes"):
-            ask("tiny", stages, execution)
+            dispatch.compute_all("tiny", stages, execution)
     assert not scheduler.started and not runs.exists()
 
 
@@ -381,16 +387,16 @@ def test_a_local_job_sees_the_gpus_of_its_parent(monkeypatch, runs, tmp_path, se
     params = tiny_params(tmp_path)
     stage = params.settings.anchor_stage()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setattr(dispatch, "end_with_parent", lambda parent: None)
+    monkeypatch.setattr(jobs, "end_with_parent", lambda parent: None)
     environment = type("JobEnvironment", (), {"job_id": "1"})
-    monkeypatch.setattr(dispatch.submitit, "JobEnvironment", environment)
+    monkeypatch.setattr(jobs.submitit, "JobEnvironment", environment)
 
     def compute(profile, stage, execution, threads):
         assert os.environ.get("CUDA_VISIBLE_DEVICES") == seen
         return open_run(profile, stage)
 
-    monkeypatch.setattr(dispatch, "compute", compute)
-    dispatch._job("tiny", stage, params.settings.execution, 1, seen)
+    monkeypatch.setattr(jobs, "compute", compute)
+    jobs._StageJob()("tiny", stage, params.settings.execution, 1, seen)
 
 
 class TestSlurmQueue:
@@ -444,15 +450,15 @@ def test_a_cluster_that_is_not_there(runs, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     params = tiny_params(tmp_path)
     with pytest.raises(JobError, match="slurm did not take the job"):
-        dispatch.submit("tiny", [params.settings.anchor_stage()], Execution(cluster="slurm"))
+        dispatch.compute_all("tiny", [params.settings.anchor_stage()], Execution(cluster="slurm"))
 
 
 def test_a_process_id_used_again_is_not_the_job(runs, tmp_path):
     """After a restart of the machine another process may bear the id of an old job."""
     run = open_run("tiny", tiny_params(tmp_path).settings.anchor_stage())
     run.folder.mkdir(parents=True)
-    write_json(run.folder / dispatch.JOB, {"cluster": "local", "id": str(os.getpid())})
-    assert dispatch._find_job(run) is None
+    write_json(run.folder / jobs.JOB, {"cluster": "local", "id": str(os.getpid())})
+    assert jobs.find_job(run) is None
     assert Job(run, "local", str(os.getpid())).state == "failed"
 
 
@@ -460,17 +466,24 @@ def test_a_process_id_used_again_is_not_the_job(runs, tmp_path):
 
 
 @pytest.mark.slow
-def test_two_jobs_side_by_side(runs, tmp_path):
+def test_two_jobs_side_by_side(runs, tmp_path, monkeypatch, capsys):
     params = tiny_params(tmp_path)
     stages = with_data_seeds(params, 0, 1)
-    jobs = dispatch.submit("tiny", stages, params.settings.execution)
-    assert {row["state"] for row in dispatch.job_list("tiny", stages)} == {"running"}
-    lines = list(dispatch.watch(jobs, interval=0.1))
+    states, ids = set(), set()
+
+    def look() -> None:
+        states.update(row["state"] for row in dispatch.job_list("tiny", stages))
+        ids.update(
+            job.job_id for stage in stages if (job := jobs.find_job(open_run("tiny", stage)))
+        )
+
+    monkeypatch.setattr(dispatch, "TICK", 0)
+    done = dispatch.compute_all("tiny", stages, Execution(workers=2), 0.1, on_tick=look)
+    lines = capsys.readouterr().out.splitlines()
     assert lines and set(lines) <= {f"anchors: {n} of 3" for n in (1, 2, 3)}
     assert lines.count("anchors: 3 of 3") == 2
-    assert [job.state for job in jobs] == ["complete", "complete"]
-    assert all(row["state"] == "complete" for row in dispatch.job_list("tiny", stages))
-    assert len({job.job_id for job in jobs}) == 2
+    assert all(run.is_complete for run in done)
+    assert states == {"running", "complete"} and len(ids) == 2
 
 
 @pytest.mark.slow
@@ -488,11 +501,12 @@ def test_a_failing_stage(runs, tmp_path, processes):
 
 SUBMIT = """
 import sys
-from califkit.runs import dispatch
+from califkit.runs import dispatch, jobs
+from califkit.runs.folders import open_run
 from califkit.runs.params import load_params
 params = load_params(sys.argv[1])
 stage = params.settings.anchor_stage()
-(job,) = dispatch.submit(params.profile, [stage], params.settings.execution)
+job = jobs.start(params.profile, open_run(params.profile, stage), params.settings.execution, 1)
 # A notebook kernel: submitting and looking must leave CUDA, and so torch, alone.
 assert dispatch.job_list(params.profile, [stage])[0]["state"] == "running"
 assert job.output is not None and "torch" not in sys.modules
@@ -507,14 +521,14 @@ def test_found_again_cancelled_killed_and_continued(runs, tmp_path):
         subprocess.run([sys.executable, "-c", SUBMIT, str(file)], stdout=output, check=True)
     params = tiny_params(tmp_path, **LONG)
     stage, execution = params.settings.anchor_stage(), params.settings.execution
-    (job,) = dispatch.submit("tiny", [stage], execution)
+    job = jobs.start("tiny", open_run("tiny", stage), execution, 1)
     assert job.job_id == (tmp_path / "other.log").read_text().strip()
     folder = job.run.folder
     rows = folder / DRAWS
     wait_for(lambda: n_lines(rows) >= 3, "rows")
     assert len(family_of(folder)) == 2  # one controller, one stage
 
-    dispatch.cancel([job])
+    jobs.cancel([job])
     assert family_of(folder) == []
     assert not is_locked(folder)
     assert job.state == "failed" and not job.run.is_complete
@@ -522,7 +536,7 @@ def test_found_again_cancelled_killed_and_continued(runs, tmp_path):
     kept = kept[: kept.rfind(b"\n") + 1]
 
     # The next job continues. Its controller is killed: the stage must not go on unseen.
-    (second,) = dispatch.submit("tiny", [stage], execution)
+    second = jobs.start("tiny", job.run, execution, 1)
     assert second.job_id != job.job_id
     wait_for(lambda: n_lines(rows) > kept.count(b"\n"), "further rows")
     assert "are there, continuing" in second.output
@@ -530,12 +544,12 @@ def test_found_again_cancelled_killed_and_continued(runs, tmp_path):
     wait_for(lambda: not family_of(folder), "the end of the stage", 10)
     assert second.state == "failed"
     with pytest.raises(JobError, match="no manifest"):
-        list(dispatch.watch([second]))
+        jobs.raise_failed([second], [second.state])
     assert rows.read_bytes().startswith(kept)
 
-    (third,) = dispatch.submit("tiny", [stage], execution)
+    third = jobs.start("tiny", job.run, execution, 1)
     assert third.state == "running"
-    dispatch.cancel([third])
+    jobs.cancel([third])
 
 
 @pytest.mark.slow
@@ -560,7 +574,7 @@ def test_the_waiting_process_ends(runs, tmp_path, sent):
         assert not any(family_of(folder) for folder in folders)
     else:
         assert states == ["running", "running"]
-        dispatch.cancel(dispatch.submit("tiny", stages, params.settings.execution))
+        jobs.cancel([jobs.find_job(open_run("tiny", stage)) for stage in stages])
         assert not any(family_of(folder) for folder in folders)
 
 
@@ -604,7 +618,7 @@ def test_one_of_two_processes_dies(runs, tmp_path):
     run = open_run("tiny", stage)
     execution = params.settings.execution
     dispatch.compute_all("tiny", [stage.anchors], Execution())
-    (job,) = dispatch.submit("tiny", [stage], execution)
+    job = jobs.start("tiny", run, execution, 1)
     wait_for(lambda: n_lines(run.folder / LOG) >= 1, "a step")
     ranks = ranks_of(run.folder)
     assert len(ranks) == 2
@@ -667,18 +681,22 @@ def test_what_slurm_is_told(runs, tmp_path, monkeypatch, fake_slurm):
         for text in [path.read_text()]
         for name in [text.split("--job-name=")[1].split()[0]]
     }
-    base, anchors, calif, scores = scripts.values()
+    base, base_scores, anchors, calif, responses, scores = scripts.values()
     assert list(scripts) == [
-        "califkit-base-seed0",
-        "califkit-reference",
-        "califkit-calif-seed0",
-        "califkit-calif-trained0-seed0",
+        "califkit-base-seed0-generation",
+        "califkit-base-seed0-scores",
+        "califkit-reference-anchors",
+        "califkit-calif-seed0-training",
+        "califkit-calif-trained0-seed0-generation",
+        "califkit-calif-trained0-seed0-scores",
     ]
     own = {"#SBATCH --partition=big", "#SBATCH --account=us", "#SBATCH --time=600"}
-    for script, count in zip(scripts.values(), (1, 8, 8, 1), strict=True):
+    for script, count in zip(scripts.values(), (1, 1, 8, 8, 1, 1), strict=True):
         assert own | {f"#SBATCH --gpus-per-node={count}"} <= set(script)
-    assert "#SBATCH --dependency=afterok:2" in calif
-    assert "#SBATCH --dependency=afterok:3" in scores
+    assert "#SBATCH --dependency=afterok:1" in base_scores
+    assert "#SBATCH --dependency=afterok:3" in calif
+    assert "#SBATCH --dependency=afterok:4" in responses
+    assert "#SBATCH --dependency=afterok:5" in scores
     assert not any("dependency" in line for line in base + anchors)
     assert any("--signal=USR2@" in line for line in calif)  # the warning before the time runs out
     rows = dispatch.job_list("tiny", params.settings.train_stages())
@@ -688,31 +706,32 @@ def test_what_slurm_is_told(runs, tmp_path, monkeypatch, fake_slurm):
 def test_a_job_that_runs_out_of_time_can_be_submitted_as_it_was(tmp_path):
     """What submitit puts back into the queue."""
     stage = tiny_params(tmp_path).settings.anchor_stage()
-    again = dispatch._StageJob().checkpoint("tiny", stage, Execution(), None, None)
-    assert isinstance(again.function, dispatch._StageJob)
+    again = jobs._StageJob().checkpoint("tiny", stage, Execution(), None, None)
+    assert isinstance(again.function, jobs._StageJob)
     assert again.args == ("tiny", stage, Execution(), None, None)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not slurm_answers(), reason="there is no running Slurm here")
-def test_slurm(runs, tmp_path):
+def test_slurm(runs, tmp_path, capsys):
     params = tiny_params(tmp_path)
     execution = Execution(cluster="slurm", slurm={"cpus_per_task": 1, "timeout_min": 10})
     stages = with_data_seeds(params, 0)
-    jobs = dispatch.submit("tiny", stages, execution)
-    record = json.loads((jobs[0].run.folder / dispatch.JOB).read_text())
-    assert record == {"cluster": "slurm", "id": jobs[0].job_id}
-    assert dispatch.submit("tiny", stages, execution)[0].job_id == jobs[0].job_id
-    assert list(dispatch.watch(jobs, interval=0.1))[-1] == "anchors: 3 of 3"
-    assert jobs[0].state == "complete"
+    job = jobs.start("tiny", open_run("tiny", stages[0]), execution, 1)
+    record = json.loads((job.run.folder / jobs.JOB).read_text())
+    assert record == {"cluster": "slurm", "id": job.job_id}
+    dispatch.compute_all("tiny", stages, execution, interval=0.1)  # finds it
+    assert capsys.readouterr().out.splitlines()[-1] == "anchors: 3 of 3"
+    assert json.loads((job.run.folder / jobs.JOB).read_text()) == record
+    assert job.state == "complete"
 
     failing = tiny_params(tmp_path, data=absent(tmp_path))
     with pytest.raises(JobError, match="no such file"):
         dispatch.compute_all("tiny", [failing.settings.anchor_stage()], execution)
 
     long = tiny_params(tmp_path, **LONG).settings.anchor_stage()
-    (job,) = dispatch.submit("tiny", [long], execution)
+    job = jobs.start("tiny", open_run("tiny", long), execution, 1)
     wait_for(lambda: n_lines(job.run.folder / DRAWS) >= 3, "rows")
-    dispatch.cancel([job])
+    subprocess.run(["scancel", job.job_id], check=True)
     wait_for(lambda: job.state == "failed", "the end of the job", 60)
     assert dispatch.job_list("tiny", [long])[0]["state"] == "to do"

@@ -1,0 +1,44 @@
+"""Compute one stage, in this process or in as many as its work is split into."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pkgutil import resolve_name
+
+from califkit.runs.folders import Run, open_run
+from califkit.runs.machine import end_with_parent, gpus_of_machine, start_ranks
+from califkit.runs.settings import Execution
+from califkit.runs.stages import Stage
+
+
+def compute(profile: str, stage: Stage, execution: Execution, threads: int | None = None) -> Run:
+    """Compute a stage whose needs are complete, with as many processes as it takes.
+
+    A complete run is computed anew only where it is a recorded one: those hold no weights.
+    ``threads`` limits those of torch; None leaves them alone.
+    """
+    count = stage.processes(execution)
+    if count == 1:
+        if not stage.judged and len(gpus := gpus_of_machine()) > 1:
+            os.environ["CUDA_VISIBLE_DEVICES"] = gpus[0]  # the trainer refuses several in a process
+        return _compute(profile, stage, execution, threads)
+    one_gpu = stage.split == "shards" and bool(gpus_of_machine())  # ranks choose theirs
+    each = threads and max(1, threads // count)
+    start_ranks(count, _rank, profile, stage, execution, each, one_gpu=one_gpu)
+    return open_run(profile, stage)
+
+
+def _rank(profile: str, stage: Stage, execution: Execution, threads: int | None) -> None:
+    """One of several processes of a job."""
+    end_with_parent(os.getppid())
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # Slurm's warning; the job's process acts on it
+    _compute(profile, stage, execution, threads)
+
+
+def _compute(profile: str, stage: Stage, execution: Execution, threads: int | None) -> Run:
+    if threads is not None and not stage.judged:
+        import torch
+
+        torch.set_num_threads(threads)
+    return resolve_name(stage.function)(profile, stage, execution)
