@@ -50,13 +50,12 @@ from califkit.rewards.trl import CalifReward, check_config
 from califkit.runs.folders import LOG, POLICY, Run, open_run, own_run, require_complete
 from califkit.runs.jsonl import read_jsonl, write_json
 from califkit.runs.paths import check_writable, explaining_full_disk, project_root
-from califkit.runs.settings import JUDGE_METHODS, Execution
+from califkit.runs.settings import JUDGE_METHODS, Execution, ParamsError
 from califkit.runs.stages import TrainStage, stage_hash
 from califkit.training.checkpoints import (
     CHECKPOINTS,
     FACTS,
     bytes_needed,
-    check_processes,
     copy_policy,
     last_checkpoint,
     step_of,
@@ -77,10 +76,10 @@ def train(profile: str, stage: TrainStage, execution: Execution) -> Run:
 
     Raises
     ------
+    ParamsError
+        If it is started in another number of processes than its settings were checked for.
     MissingRunError
         If the anchors are not there.
-    StaleRunError
-        If the run was begun with another number of processes.
     StorageError
         If the folder cannot be written, the disk is too small for the run, or it fills up.
     AnchorError
@@ -95,9 +94,12 @@ def train(profile: str, stage: TrainStage, execution: Execution) -> Run:
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     if processes == 1 and run.is_complete:
         return run
+    if processes != execution.processes:
+        raise ParamsError(
+            f"training was started in {processes} processes, but execution.processes = "
+            f"{execution.processes}"
+        )
     check_gpu(execution)
-    if not run.is_complete:
-        check_processes(run.folder, processes)  # those of the launcher, whatever was asked for
     peft_config = _lora_config(stage)
     config = grpo_config(stage, execution, run.folder, processes)  # starts the process group
     check_config(config, peft_config)

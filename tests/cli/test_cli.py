@@ -479,7 +479,7 @@ def test_versions(califkit):
 def test_failed_work_ends_with_exit_code_1(califkit, place, monkeypatch):
     from califkit.runs.dispatch import JobError
 
-    def fails(*stages):
+    def fails(*stages, **options):
         raise JobError("the job's last lines")
 
     monkeypatch.setattr("califkit.runs.dispatch.compute_all", fails)

@@ -218,7 +218,7 @@ def test_a_missing_key_shows_before_anything_is_generated(responses_of, monkeypa
     monkeypatch.delenv("NO_SUCH_JUDGE_KEY", raising=False)
     responses = responses_of().model_copy(update={"seed": 5})  # these are not there
     with serve(by_length) as server, pytest.raises(JudgeError, match="NO_SUCH_JUDGE_KEY"):
-        judge_quality(
+        run_stage(
             "test",
             QualityStage(responses=responses, judge=JUDGE),
             execution(server, api_key_env="NO_SUCH_JUDGE_KEY"),

@@ -20,6 +20,7 @@ from califkit.exhibits.summary import NO_JUDGE
 from califkit.generation import RESPONSES, benchmark_prompts
 from califkit.judges.judge import JudgeError
 from califkit.judges.rubrics import RubricError
+from califkit.runs.dispatch import run_stage
 from califkit.runs.folders import open_run
 from califkit.runs.jsonl import read_jsonl
 from califkit.runs.params import load_params
@@ -40,9 +41,9 @@ def params(url, *benchmarks, n_prompts=8, **judge):
 
 
 def judged(url, benchmark, **judge):
-    """The base policy with the first seed on a benchmark."""
+    """The base policy with the first seed on a benchmark, generated first if need be."""
     settings = params(url, benchmark, **judge).settings
-    return judge_rubrics("ci", settings.rubric_stages()[0], settings.execution)
+    return run_stage("ci", settings.rubric_stages()[0], settings.execution)
 
 
 def prompt_of(request):

@@ -23,10 +23,11 @@ from califkit.models.engines import (
 )
 from califkit.models.reasoning import Answer
 from califkit.models.resolve import load_tokenizer
+from califkit.runs.dispatch import run_stage
 from califkit.runs.folders import open_run
 from califkit.runs.jsonl import RowLog, read_jsonl
 from califkit.runs.params import load_params
-from califkit.runs.settings import Execution, ResponseSettings, Sampling
+from califkit.runs.settings import Execution, ParamsError, ResponseSettings, Sampling
 from califkit.runs.stages import GenerateStage
 from califkit.runs.units import batches, progress, run_units, unit_seed
 
@@ -230,9 +231,9 @@ def test_a_missing_engine_is_found_before_the_policy_is_trained(no_vllm, tmp_pat
     monkeypatch.setenv("CALIFKIT_RUNS", str(tmp_path))
     settings = load_params("ci", {"engine": "vllm"}).settings
     stage = next(s.responses for s in settings.score_stages() if s.responses.policy)
-    with pytest.raises(EngineError, match="vllm is not installed"):
-        generate_responses("test", stage, Execution())
-    assert not list(tmp_path.glob("*/training"))
+    with pytest.raises(ParamsError, match="settings.engine: vllm is not installed"):
+        run_stage("test", stage, Execution())
+    assert not list(tmp_path.iterdir())
 
 
 # ------------------------------------------------------------------ the stage

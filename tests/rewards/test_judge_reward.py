@@ -413,11 +413,11 @@ def runs(tmp_path, monkeypatch) -> Path:
 
 
 def train_at(folder: Path, url: str, **changes) -> Run:
-    from califkit.training.grpo import train
+    from califkit.runs.dispatch import run_stage
 
     params = judged_params(folder, url, **changes)
     (stage,) = params.settings.train_stages()
-    return train(params.profile, stage, params.settings.execution)
+    return run_stage(params.profile, stage, params.settings.execution)
 
 
 class TestRefused:
@@ -425,7 +425,7 @@ class TestRefused:
 
     @pytest.fixture
     def check(self, tmp_path, runs):
-        from califkit.training.grpo import check_settings
+        from califkit.training.checks import check_settings
 
         params = judged_params(tmp_path, "http://127.0.0.1:9/v1")
         (stage,) = params.settings.train_stages()
@@ -435,7 +435,7 @@ class TestRefused:
             judges = (judge.model_copy(update=judge_changes),)
             execution = params.settings.execution.model_copy(update={"judges": judges})
             changed = stage.model_copy(update=stage_changes or {})
-            check_settings(changed, execution, 1)
+            check_settings("tiny", changed, execution)
             return judge_settings(changed, execution)
 
         return run
@@ -587,7 +587,7 @@ IN_TWO_PROCESSES = """
 import sys
 from accelerate import PartialState
 from califkit.runs.params import load_params
-from califkit.training import train
+from califkit.training.grpo import train
 params = load_params(sys.argv[1])
 (stage,) = params.settings.train_stages()
 try:
@@ -600,9 +600,15 @@ else:
 
 
 def two_processes(folder: Path, runs: Path, url: str, **changes) -> str:
+    from califkit.runs.dispatch import run_stage
+
     script = folder / "script.py"
     script.write_text(IN_TWO_PROCESSES)
-    file = params_file(folder, **judged_settings(url, **changes))
+    settings = judged_params(folder, url, **changes).settings
+    run_stage("tiny", settings.anchor_stage("stronger_judge"), settings.execution)
+    both = judged_settings(url, **changes)
+    both["execution"] |= {"processes": 2}
+    file = params_file(folder, **both)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     result = subprocess.run(
         [*command, str(script), str(file)],

@@ -15,7 +15,16 @@ from califkit.data.prompts import training_prompts
 from califkit.models.likelihood import ReferenceScorer
 from califkit.models.resolve import load_model, load_tokenizer, resolve
 from califkit.rewards.statistics import alarms
-from califkit.runs.folders import LOG, ROLLOUTS, Run, StaleRunError, open_run, own_run
+from califkit.runs.dispatch import run_stage
+from califkit.runs.folders import (
+    LOG,
+    ROLLOUTS,
+    MissingRunError,
+    Run,
+    StaleRunError,
+    open_run,
+    own_run,
+)
 from califkit.runs.jsonl import read_jsonl
 from califkit.runs.paths import StorageError
 from califkit.runs.settings import ParamsError
@@ -66,7 +75,7 @@ def trained(tmp_path_factory):
                 reward._scorer.score = recorded
 
             patch.setattr(grpo.CalifReward, "bind", spy)
-            result.runs[stage.method] = grpo.train("tiny", stage, params.settings.execution)
+            result.runs[stage.method] = run_stage("tiny", stage, params.settings.execution)
         yield result
 
 
@@ -272,11 +281,9 @@ def runs(tmp_path, monkeypatch) -> Path:
 
 
 def run_one(folder: Path, **changes) -> Run:
-    from califkit.training.grpo import train
-
     params = tiny_params(folder, **changes)
     (stage,) = params.settings.train_stages()
-    return train("tiny", stage, params.settings.execution)
+    return run_stage("tiny", stage, params.settings.execution)
 
 
 def weights(folder: Path) -> dict:
@@ -384,12 +391,26 @@ def test_settings_reach_the_trainer(tmp_path):
 # ---------------------------------------------------------------- what is refused
 
 
-def test_what_cannot_work_is_refused_before_anything_is_computed(tmp_path, runs, monkeypatch):
-    """By each process itself, as under torchrun; tests/test_training_checks.py has the cases."""
+def test_a_launcher_starts_as_many_processes_as_were_checked(tmp_path, runs, monkeypatch):
+    from califkit.training.grpo import train
+
     monkeypatch.setenv("WORLD_SIZE", "3")
-    with pytest.raises(ParamsError, match="8 rollouts a step do not divide among 3 processes"):
-        run_one(tmp_path, methods=["calif"])
+    params = tiny_params(tmp_path, methods=["calif"])
+    with pytest.raises(ParamsError, match="started in 3 processes, but execution.processes = 1"):
+        train("tiny", params.settings.train_stages()[0], params.settings.execution)
     assert not runs.exists()
+
+
+def test_training_opens_its_anchors_and_measures_none(tmp_path, runs):
+    from califkit.training.grpo import train
+
+    params = tiny_params(tmp_path, methods=["calif"])
+    (stage,) = params.settings.train_stages()
+    anchors = open_run("tiny", stage.anchors).folder
+    expected = f"{anchors}: is not complete; `califkit anchors` with the profile tiny computes it"
+    with pytest.raises(MissingRunError, match=expected):
+        train("tiny", stage, params.settings.execution)
+    assert not anchors.exists()
 
 
 def test_a_run_does_not_go_on_with_another_number_of_processes(tmp_path, runs, monkeypatch):
@@ -411,11 +432,13 @@ def test_a_folder_that_cannot_be_written(tmp_path, monkeypatch):
 
 
 def test_a_disk_that_is_too_small_before_the_first_step(tmp_path, runs, monkeypatch):
+    params = tiny_params(tmp_path, methods=["calif"])
+    run_stage("tiny", params.settings.anchor_stage(), params.settings.execution)
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage)
-    with pytest.raises(StorageError, match="GB are needed, 0.00 GB are free"):
+    with pytest.raises(StorageError, match=r"training/.*GB are needed, 0.00 GB are free"):
         run_one(tmp_path, methods=["calif"])
-    assert not list(runs.rglob("draws*")) and not list(runs.rglob(LOG))
+    assert not list(runs.rglob(LOG))
 
 
 class TestPromptsWithUnsoundAnchors:
@@ -423,7 +446,6 @@ class TestPromptsWithUnsoundAnchors:
     def stages(self, tmp_path, runs):
         """Both methods on anchors of twelve tokens, with one natural answer that is a loop."""
         from califkit.anchors.table import read_metadata, write_anchors
-        from califkit.runs.dispatch import run_stage
 
         params = tiny_params(
             tmp_path,
@@ -469,8 +491,6 @@ def test_anchors_that_the_scorer_does_not_reproduce(tmp_path, runs):
     """A stored likelihood that is off by more than the tolerance stops the run before a step."""
     import json
 
-    from califkit.runs.dispatch import run_stage
-
     params = tiny_params(tmp_path, methods=["calif"])
     (stage,) = params.settings.train_stages()
     anchors = run_stage("tiny", stage.anchors, params.settings.execution)
@@ -488,7 +508,6 @@ def test_anchors_that_the_scorer_does_not_reproduce(tmp_path, runs):
 
 def test_a_disk_that_fills_up_during_training(tmp_path, monkeypatch):
     """The error says so; with room again the same command continues."""
-    from califkit.runs.dispatch import run_stage
     from califkit.training import grpo
 
     disk = tmp_path / "disk"
@@ -516,7 +535,7 @@ def test_a_disk_that_fills_up_during_training(tmp_path, monkeypatch):
 TWO_PROCESSES = """
 import sys
 from califkit.runs.params import load_params
-from califkit.training import train
+from califkit.training.grpo import train
 params = load_params(sys.argv[1])
 (stage,) = params.settings.train_stages()
 run = train(params.profile, stage, params.settings.execution)
@@ -527,7 +546,9 @@ assert run.is_complete  # on both
 def test_two_processes_under_torchrun(tmp_path, runs, trained):
     script = tmp_path / "script.py"
     script.write_text(TWO_PROCESSES)
-    file = params_file(tmp_path, methods=["calif"])
+    alone = tiny_params(tmp_path, methods=["calif"]).settings
+    run_stage("tiny", alone.anchor_stage(), alone.execution)
+    file = params_file(tmp_path, methods=["calif"], execution={"processes": 2})
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     result = subprocess.run(
         [*command, str(script), str(file)], env=environment(runs), capture_output=True, text=True
