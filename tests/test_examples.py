@@ -146,7 +146,7 @@ def test_the_cost_benchmark_measures_both_arms_on_the_same_rollouts(monkeypatch,
     assert "CaLIF / r_ver" in capsys.readouterr().out
 
 
-def test_the_judge_in_the_readme_is_one_that_can_be_used():
-    (block,) = code_blocks(ROOT / "README.md", "yaml")
+def test_the_judge_in_the_docs_is_one_that_can_be_used():
+    (block,) = code_blocks(ROOT / "docs" / "judges.md", "yaml")
     settings = load_params("ci", yaml.safe_load(block)["settings"]).settings
     assert [stage.judge.name for stage in settings.pairwise_stages()] == ["local"]

@@ -1,0 +1,79 @@
+"""Every command that README and docs show is run, in a copy of the project at the ci profile."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+RECORDED = ROOT / "results" / "laptop" / "generation"
+
+# What stands for something else in the pages, and what costs more than it shows.
+SUBSTITUTES = {
+    "MODEL": "tiny-random-llama",
+    "--profile cpu": "--profile ci",
+    "-p profile cpu": "-p profile ci",
+    "params/cpu.yaml": "params/ci.yaml",
+    "evaluation.n_prompts=100": "evaluation.n_prompts=9",
+    "{steps: 40}": "{steps: 3}",
+}
+# Run by other means: `make test` is what runs this, and these two are made to be started by hand.
+BY_HAND = {"make reproduce", "make test"}
+PROGRAMS = ("califkit", "papermill", "make", "python")
+
+
+def documented() -> list[str]:
+    """The commands in code blocks, without their comments, each once, in the order of the pages."""
+    found = []
+    for page in PAGES:
+        blocks = re.findall(r"^```(\w*)\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+        for block in [text for language, text in blocks if not language]:
+            for line in block.splitlines():
+                command = re.sub(r"\s+# .*", "", line).strip()
+                if command.split(" ")[0] in PROGRAMS and command not in found:
+                    found.append(command)
+    return found
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory) -> Path:
+    """A project of its own with runs that the commands share, and files of responses."""
+    folder = tmp_path_factory.mktemp("project")
+    for name in ("params", "notebooks"):
+        shutil.copytree(ROOT / name, folder / name)
+    for name, policy in (("base", "base"), ("trained", "if_rlvr"), ("responses", "base")):
+        (source,) = RECORDED.glob(f"{policy}-*seed0-*")
+        rows = (source / "responses.jsonl").read_text().splitlines(keepends=True)
+        (folder / f"{name}.jsonl").write_text("".join(rows[:12]))
+    return folder
+
+
+def test_the_pages_show_commands():
+    programs = {command.split(" ")[0] for command in documented()}
+    assert {"califkit", "papermill", "make"} <= programs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [c for c in documented() if c not in BY_HAND])
+def test_a_documented_command_works(project, command):
+    for shown, used in SUBSTITUTES.items():
+        command = command.replace(shown, used)
+    arguments = shlex.split(command)
+    if arguments[0] == "make":
+        arguments[1:1] = ["--dry-run", f"--file={ROOT / 'Makefile'}", f"--directory={ROOT}"]
+    else:
+        arguments[0] = str(Path(sys.executable).with_name(arguments[0]))
+    done = subprocess.run(
+        arguments,
+        cwd=project,
+        env=os.environ | {"CALIFKIT_ROOT": str(project), "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
