@@ -26,14 +26,15 @@ def measure_bounds(
     requests: Sequence[str],
     *,
     max_tokens: int,
+    temperature: float = 1.0,
     draws: int = 1,
     seed: int = 0,
     batch_size: int = 32,
 ) -> tuple[list[float | None], list[float | None]]:
     """The bounds of every prompt under the starting policy (paper section 2.2).
 
-    An answer to the prompt gives l0, one to the request alone gives l1. Both are drawn at
-    temperature 1 without truncation and scored given the request alone, in the chat template with
+    An answer to the prompt gives l0, one to the request alone gives l1. Both are drawn without
+    truncation and scored at temperature 1 given the request alone, in the chat template with
     thinking off. Several draws are averaged.
 
     Parameters
@@ -49,6 +50,8 @@ def measure_bounds(
         n requests without their constraints.
     max_tokens
         Limit of an answer; that of the rollouts, since l depends on length.
+    temperature
+        At which answers are drawn; that of the rollouts, and 1 in the paper.
     draws
         Answers a side and prompt.
     seed
@@ -71,7 +74,7 @@ def measure_bounds(
         raise ValueError(f"{len(prompts)} prompts, but {len(requests)} requests")
     if draws < 1:
         raise ValueError(f"draws must be at least 1, not {draws}")
-    sampling = Sampling(max_tokens=max_tokens, batch_size=batch_size)
+    sampling = Sampling(temperature=temperature, max_tokens=max_tokens, batch_size=batch_size)
     sides = [_text(prompt) for prompt in prompts], list(requests)
     engine = load_engine(model)
     scorer = ReferenceScorer(engine.model, engine.tokenizer)

@@ -1,7 +1,7 @@
 """The bounds l0 and l1 of every training prompt, measured once before training (paper section 2.2).
 
 y0 answers request and constraints (``constrained``), y1 the request alone (``natural``). Both are
-drawn from the frozen reference at temperature 1 and both are scored given the request alone:
+drawn from the frozen reference as rollouts are, and both are scored given the request alone:
 l0 = l(y0; x), l1 = l(y1; x). With several draws a bound is their mean, or an end of a confidence
 interval (`bounds_for`). An empty answer is drawn again a few times; if it stays empty, it is
 missing, and that is counted. Verifier and l see the answer behind the reasoning (section 2.5).

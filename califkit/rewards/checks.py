@@ -21,13 +21,12 @@ OPTIONAL_COLUMNS = ("key", "anchor_r_ver", "anchor_tokens")
 """Columns that are read if the data set has them."""
 
 _PLAIN_SAMPLING = {
-    "temperature": (1.0,),
     "top_p": (1.0,),
     "top_k": (0, None),
     "min_p": (None, 0),
     "repetition_penalty": (1.0,),
 }
-"""Values under which rollouts are plain draws, the one to advise first."""
+"""Values under which draws are not truncated or weighted, the one to advise first."""
 
 _MAY_EXCEED_0 = {"inner_region": "l0", "outer_region": "l1"}
 """The end that a confidence interval can push above 0 (`califkit.anchors.region`)."""
@@ -37,7 +36,7 @@ class RewardError(CalifkitError, ValueError):
     """Settings or data that `CalifReward` cannot score; the message says which and why."""
 
 
-def check_config(args: Any, peft_config: Any = None) -> None:
+def check_config(args: Any, peft_config: Any = None, *, bounds_temperature: float = 1.0) -> None:
     """Refuse settings under which l and the bounds could not be compared; needs no model.
 
     Parameters
@@ -46,11 +45,14 @@ def check_config(args: Any, peft_config: Any = None) -> None:
         The ``GRPOConfig``.
     peft_config
         The adapter that the trainer will make, if any.
+    bounds_temperature
+        At which the answers behind l0 and l1 were drawn.
 
     Raises
     ------
     RewardError
-        For a reference that moves, or rollouts that are no plain draws at temperature 1.
+        For a reference that moves, or rollouts that are drawn otherwise than the answers
+        behind the bounds.
     califkit.rewards.reference.NoReferenceError
         For an adapter under which the starting policy cannot be had.
     """
@@ -59,13 +61,24 @@ def check_config(args: Any, peft_config: Any = None) -> None:
             "sync_ref_model=True moves the reference that l0 and l1 were measured under"
         )
     override = args.generation_kwargs or {}
+    if "temperature" in override:
+        raise RewardError(
+            f"generation_kwargs has temperature={override['temperature']}: set it as temperature "
+            "of the GRPOConfig, by which the loss divides too"
+        )
+    if args.temperature != bounds_temperature:
+        raise RewardError(
+            f"temperature={args.temperature}, but the answers behind l0 and l1 were drawn at "
+            f"{bounds_temperature}: draw both alike, and say at which temperature with "
+            "CalifReward(bounds_temperature=...)"
+        )
     for name, plain in _PLAIN_SAMPLING.items():
         value = override.get(name, getattr(args, name))
         if value not in plain:
             where = "generation_kwargs has " if name in override else ""
             raise RewardError(
-                f"{where}{name}={value}: rollouts must be drawn with {name}={plain[0]}, as l0 and "
-                "l1 are likelihoods of plain draws at temperature 1"
+                f"{where}{name}={value}: rollouts must be drawn with {name}={plain[0]}, as the "
+                "answers behind l0 and l1 were"
             )
     if peft_config is not None:
         check_adapter(peft_config)

@@ -69,6 +69,9 @@ class CalifReward:
         own rollouts, while the reference scores them.
     semantics
         ``published`` or ``repaired`` verdicts.
+    bounds_temperature
+        Temperature at which the answers behind l0 and l1 were drawn. Rollouts have to be drawn at
+        the same; l itself is taken at temperature 1 in any case.
     thinking
         Whether rollouts are drawn in thinking mode; see `califkit.models.reasoning.final_answer`.
     score_unpaid
@@ -98,12 +101,19 @@ class CalifReward:
         judge: Grader | None = None,
         tau: float | None = None,
         semantics: Literal["published", "repaired"] = "published",
+        bounds_temperature: float = 1.0,
         thinking: bool = False,
         score_unpaid: bool = True,
         tokens_per_pass: int = 2048,
         on_rollouts: Callable[[int, list[dict[str, Any]]], None] | None = None,
     ) -> None:
-        for name, value in {"alpha": alpha, "ceiling_margin": ceiling_margin, "tau": tau}.items():
+        numbers = {
+            "alpha": alpha,
+            "ceiling_margin": ceiling_margin,
+            "tau": tau,
+            "bounds_temperature": bounds_temperature,
+        }
+        for name, value in numbers.items():
             if value is not None and (not isinstance(value, Real) or isinstance(value, bool)):
                 raise TypeError(f"{name} must be a number, got {value!r}")
         if semantics not in ("published", "repaired"):
@@ -121,6 +131,7 @@ class CalifReward:
         )
         self._judged = isinstance(self.rule, JudgeRule)
         self.semantics = semantics
+        self.bounds_temperature = bounds_temperature
         self.thinking = thinking
         self.score_unpaid = score_unpaid
         self.tokens_per_pass = tokens_per_pass
@@ -151,7 +162,7 @@ class CalifReward:
         UserWarning
             Data that look wrong: see `califkit.rewards.checks.check_dataset`.
         """
-        check_config(trainer.args)
+        check_config(trainer.args, bounds_temperature=self.bounds_temperature)
         check_template(trainer, thinking=self.thinking)
         evaluated = trainer.eval_dataset
         if not isinstance(evaluated, Mapping):

@@ -143,9 +143,11 @@ class TrainingSettings(Frozen):
     """GRPO. Defaults are the paper's where it states them (section 3) and its development code's
     where it does not; ``steps`` counts optimiser steps of ``prompts_per_step`` prompts each.
 
-    ``lora`` None trains all weights. ``use_vllm`` draws the rollouts with vLLM inside the trainer
-    (GPU). ``drop_degenerate`` leaves out prompts whose anchors are loops, nearly empty or missing.
-    ``anchors_may_differ`` admits anchors that were drawn otherwise than the rollouts are.
+    ``temperature`` is that of the rollouts, and has to be that of the anchors; l is taken at
+    temperature 1 whatever it is. ``lora`` None trains all weights. ``use_vllm`` draws the rollouts
+    with vLLM inside the trainer (GPU). ``drop_degenerate`` leaves out prompts whose anchors are
+    loops, nearly empty or missing. ``anchors_may_differ`` admits anchors that were drawn otherwise
+    than the rollouts are.
     """
 
     steps: Count = 364
@@ -177,11 +179,6 @@ class TrainingSettings(Frozen):
                 f"prompts_per_step x rollouts_per_prompt = {rollouts} rollouts do not divide into "
                 f"micro-batches of micro_batch_size = {self.micro_batch_size}"
             )
-        if self.temperature != 1.0:
-            raise ValueError(
-                f"temperature = {self.temperature}: the bounds l0 and l1 are likelihoods at "
-                "temperature 1, so rollouts must be drawn at 1.0"
-            )
         return self
 
 
@@ -205,7 +202,7 @@ Engine = Literal["vllm"] | None
 
 
 def check_anchor_sampling(anchors: Sampling, training: TrainingSettings) -> None:
-    """Bounds from longer, colder or truncated draws would not bound the rollouts."""
+    """Bounds from longer, colder, hotter or truncated draws would not bound the rollouts."""
     if training.anchors_may_differ:
         return
     rollouts = {

@@ -102,7 +102,8 @@ def train(profile: str, stage: TrainStage, execution: Execution) -> Run:
     check_gpu(execution)
     peft_config = _lora_config(stage)
     config = grpo_config(stage, execution, run.folder, processes)  # starts the process group
-    check_config(config, peft_config)
+    # Its own settings say that the anchors were drawn alike, or that they may differ.
+    check_config(config, peft_config, bounds_temperature=config.temperature)
     group = config.distributed_state
     with explaining_full_disk(run.folder), _computing(run, execution, group) as needed:
         if needed:
@@ -296,6 +297,7 @@ def _reward(
         **(stage.reward.model_dump() if stage.reward else {}),
         judge=judge,
         tau=tau,
+        bounds_temperature=stage.training.temperature,
         thinking=stage.anchors.thinking,
         tokens_per_pass=execution.tokens_per_pass,
     )

@@ -11,15 +11,20 @@ PROMPTS = [f"{request} Use no comma." for request in REQUESTS]
 MODEL = "tiny-random-llama"
 
 
+@pytest.fixture(params=[1.0, 0.6])
+def temperature(request) -> float:
+    return request.param
+
+
 @pytest.fixture
-def drawn(monkeypatch) -> list:
+def drawn(monkeypatch, temperature) -> list:
     """Every text sent to the model with the response to it."""
     found = []
     real = TransformersEngine.generate
 
     def generate(self, prompts, sampling, seed):
         responses = real(self, prompts, sampling, seed)
-        assert (sampling.temperature, sampling.top_p, sampling.top_k) == (1.0, 1.0, 0)
+        assert (sampling.temperature, sampling.top_p, sampling.top_k) == (temperature, 1.0, 0)
         assert sampling.max_tokens == 6
         found.extend(zip(prompts, responses, strict=True))
         return responses
@@ -28,8 +33,13 @@ def drawn(monkeypatch) -> list:
     return found
 
 
-def test_answers_to_the_prompt_give_l0_and_to_the_request_l1_both_given_the_request(tiny, drawn):
-    l0, l1 = measure_bounds(MODEL, PROMPTS, REQUESTS, max_tokens=6, draws=2, batch_size=5)
+def test_answers_to_the_prompt_give_l0_and_to_the_request_l1_both_given_the_request(
+    tiny, drawn, temperature
+):
+    options = {"max_tokens": 6, "draws": 2, "batch_size": 5}
+    if temperature != 1.0:
+        options["temperature"] = temperature  # 1 is the default
+    l0, l1 = measure_bounds(MODEL, PROMPTS, REQUESTS, **options)
     scorer = ReferenceScorer(tiny.model, tiny.tokenizer)
     for sent, found in ((PROMPTS, l0), (REQUESTS, l1)):
         for text, request, bound in zip(sent, REQUESTS, found, strict=True):

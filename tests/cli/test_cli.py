@@ -132,7 +132,6 @@ def test_a_params_file_with_a_wrong_key_or_value(refused, place, name):
         ("training.steps.more=5", ["settings.training.steps: ", "{'more': 5}"]),
         ("training.steps=[", ["--set 'training.steps=['", "not readable"]),
         ("training.steps=2020-13-45", ["--set 'training.steps=2020-13-45'", "month"]),
-        ("training.temperature=0.5", ["settings.training: temperature = 0.5"]),
         ("data.n_prompts=1", ["data.n_prompts = 1", "prompts_per_step = 2"]),
         ("train_seeds=[1, 1]", ["settings.train_seeds: ", "[1, 1]"]),
     ],

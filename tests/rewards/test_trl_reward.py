@@ -163,6 +163,24 @@ def test_the_logged_zone_reaches_up_to_the_ceiling_of_the_rule(bound, tiny, batc
         assert (taken[0]["zone"], taken[0]["reward"]) == (zone, pytest.approx(reward))
 
 
+@pytest.mark.parametrize("beta", [0.01, 0.0])
+def test_l_is_taken_at_temperature_1_whatever_rollouts_are_drawn_at(
+    tiny, tiny_folder, tmp_path, batch, beta
+):
+    """TRL divides the logits of its own passes by the temperature of the rollouts."""
+    config = make_config(tmp_path, temperature=0.6, beta=beta)
+    trainer = make_trainer(tiny_folder, config, CalifReward(), tiny.tokenizer)
+    taken = []
+    reward = CalifReward(bounds_temperature=0.6, on_rollouts=lambda step, rows: taken.extend(rows))
+    reward.bind(trainer)
+    trainer.model.train()
+    reward(**batch)
+    expected = expected_likelihoods(tiny, batch)
+    assert [row["loglik"] for row in taken[:3]] == pytest.approx(expected, abs=1e-5)
+    with pytest.raises(RewardError, match="temperature=0.6, but .* were drawn at 1.0"):
+        CalifReward().bind(trainer)
+
+
 # --- the final answer ----------------------------------------------------------------------------
 
 
@@ -460,10 +478,11 @@ class TestConfig:
         ("changes", "message"),
         [
             ({"sync_ref_model": True, "beta": 0.1}, "sync_ref_model=True moves the reference"),
-            ({"temperature": 0.9}, "temperature=0.9"),
+            ({"temperature": 0.9}, "temperature=0.9, but the answers .* were drawn at 1.0"),
+            ({"generation_kwargs": {"temperature": 0.9}}, "generation_kwargs has temperature=0.9"),
             (
                 {"top_p": 0.95},
-                "top_p=0.95: rollouts must be drawn with top_p=1.0, as l0 and l1 are",
+                "top_p=0.95: rollouts must be drawn with top_p=1.0, as the answers",
             ),
             ({"top_k": 20}, "top_k=20: rollouts must be drawn with top_k=0"),
             ({"min_p": 0.05}, "min_p=0.05: rollouts must be drawn with min_p=None"),
@@ -479,6 +498,11 @@ class TestConfig:
         check_config(self.config())
         check_config(self.config(top_p=1.0, top_k=None, min_p=0.0, repetition_penalty=1.0))
         check_config(self.config(generation_kwargs={"top_k": 0, "max_time": 60.0}))
+
+    def test_rollouts_are_drawn_at_the_temperature_of_the_bounds(self):
+        check_config(self.config(temperature=0.6), bounds_temperature=0.6)
+        with pytest.raises(RewardError, match=r"temperature=1.0, but .* were drawn at 0.6"):
+            check_config(self.config(), bounds_temperature=0.6)
 
     def test_an_adapter_on_the_head(self):
         from peft import LoraConfig

@@ -154,7 +154,6 @@ def test_an_unknown_key_is_refused_at_the_top(write):
             {"training": {"prompts_per_step": 3, "rollouts_per_prompt": 3, "micro_batch_size": 2}},
             ["settings.training: ", "= 9 rollouts", "micro_batch_size = 2"],
         ),
-        ({"training": {"temperature": 0.7}}, ["settings.training: ", "temperature = 0.7"]),
         (
             {"training": {"lora": {"target_modules": ["q_proj", "lm_head"]}}},
             ["settings.training.lora.target_modules", "head"],
@@ -319,12 +318,11 @@ CHANGES = {
 ELSEWHERE = {"alpha", "methods", "train_seeds", "eval_seeds", "evaluation.semantics"}
 ELSEWHERE |= {"region_draws", "judge", "self_judge", "stronger_judge", "tau", "rubrics"}
 ELSEWHERE |= {"execution.judges"}
-# One temperature only, so that l0 and l1 bound the rollouts.
-ELSEWHERE |= {"training.temperature"}
 # Anchors are drawn as the rollouts are.
 ANCHOR_SAMPLING = {"temperature": 0.9, "top_p": 0.9, "top_k": 5, "max_tokens": 9}
 ELSEWHERE |= {f"anchors.sampling.{name}" for name in ANCHOR_SAMPLING}
 ELSEWHERE |= {"training.max_completion_tokens", "training.anchors_may_differ"}
+ELSEWHERE |= {"training.temperature"}
 
 
 def leaves(tree: dict, prefix: str = "") -> set[str]:
@@ -371,10 +369,16 @@ def test_anchors_drawn_otherwise_than_rollouts_have_to_be_asked_for(write, name,
     assert {kind for kind in hashes[0] if hashes[0][kind] != hashes[1][kind]} == ANCHORS
 
 
-def test_the_token_limit_of_rollouts_splits_training_runs_and_anchors(write):
+@pytest.mark.parametrize(
+    ("of_rollouts", "of_anchors", "value"),
+    [("max_completion_tokens", "max_tokens", 9), ("temperature", "temperature", 0.6)],
+)
+def test_how_rollouts_are_drawn_splits_training_runs_and_anchors(
+    write, of_rollouts, of_anchors, value
+):
     limits = {
-        "training": {"max_completion_tokens": 9},
-        "anchors": {"sampling": {"max_tokens": 9}},
+        "training": {of_rollouts: value},
+        "anchors": {"sampling": {of_anchors: value}},
     }
     one, two = (stage_hashes(load_params(write(s)).settings) for s in ({}, limits))
     assert {kind for kind in one if one[kind] != two[kind]} == ANCHORS
