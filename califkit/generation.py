@@ -212,7 +212,7 @@ def _rubric_prompts(settings: ResponseSettings) -> load.Loaded:
     benchmark, loaded = rubric_items(settings)
     source = f"{benchmark.name}, {loaded.source}"
     instances = []
-    for item, messages in zip(loaded.items, benchmark.prompts(loaded.items), strict=True):
-        (turn,) = messages  # a single user turn in all of them
+    for item in loaded.items:
+        (turn,) = item.messages  # a single user turn in all of them
         instances.append(load.Instance(item.id, turn["content"], (), None, None, source))
     return load.Loaded(instances, [], len(instances), loaded.sha256, source)

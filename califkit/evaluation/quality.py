@@ -12,12 +12,9 @@ from that file. A stage in which nothing was scored is not completed.
 
 from __future__ import annotations
 
-import time
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from functools import reduce
-from operator import add
 from typing import Any
 
 import numpy as np
@@ -25,19 +22,22 @@ import pandas as pd
 
 from califkit import metrics
 from califkit.data.load import DataError
+from califkit.evaluation.judging import check_some_are_scored, judge_facts, judge_of, run_judge
 from califkit.generation import Answers, load_answers, whose
-from califkit.judges.cache import judge_cache
-from califkit.judges.judge import Estimate, Judge, JudgeError, Question, Verdict, unscored
-from califkit.judges.prompts import pair_question, quality_question
+from califkit.judges.judge import Estimate, Judge
+from califkit.judges.prompts import Question, pair_question, quality_question
+from califkit.judges.verdicts import Verdict
 from califkit.models.reasoning import final_answer
 from califkit.runs.folders import Run, open_run
-from califkit.runs.jsonl import RowLog, read_jsonl
+from califkit.runs.jsonl import read_jsonl
 from califkit.runs.settings import Execution
 from califkit.runs.stages import GenerateStage, PairwiseStage, QualityStage
 
 QUALITY = "quality.jsonl"
 PAIRS = "pairs.jsonl"
 _MANY_UNSCORED = 0.01
+_CONSISTENT = (("first", "second"), ("second", "first"), ("tie", "tie"))
+"""Verdicts in the two orders that say the same of the responses."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,10 @@ class _Item:
 def judge_quality(profile: str, stage: QualityStage, execution: Execution) -> Run:
     """Stage: response quality of every response of one policy (paper, section 1; A13).
 
-    Writes `QUALITY`, a row a response: ``key``, ``status`` (of `califkit.judges.judge.Verdict`),
-    ``value`` (1 to 10, None if unscored), ``reason`` (why it is unscored), ``model`` (as the
-    endpoint names it), ``prompt_version``, ``usage``, ``request_is_flagged``.
+    Writes `QUALITY`, a row a response:
+    ``key``, ``status`` (of `califkit.judges.verdicts.Verdict`), ``value`` (1 to 10, None if
+    unscored), ``reason`` (why it is unscored), ``model`` (as the endpoint names it),
+    ``prompt_version``, ``usage``, ``request_is_flagged``.
 
     Raises
     ------
@@ -64,74 +65,22 @@ def judge_quality(profile: str, stage: QualityStage, execution: Execution) -> Ru
     JudgeError
         If the judge cannot be used, its limits are exceeded, or it has scored nothing.
     """
-    started = time.monotonic()
-    run = open_run(profile, stage)
-    with run.computing() as needed:
-        if not needed:
-            return run
-        judge = _judge(profile, stage, execution)
-        items, answers = _items(profile, stage.needs)
-        verdicts = judge.quality([(item.x, *item.answers) for item in items])
-        _check_some_are_scored(run, verdicts)
-        rows = [
-            {
-                "key": item.key,
-                "status": verdict.status,
-                "value": verdict.value,
-                "reason": verdict.reason,
-                "model": verdict.model,
-                "prompt_version": verdict.prompt_version,
-                "usage": asdict(verdict.usage),
-                "request_is_flagged": item.request_is_flagged,
-            }
-            for item, verdict in zip(items, verdicts, strict=True)
-        ]
-        RowLog(run.folder / QUALITY).keep(rows)
-        run.finish(started, **_facts(items, answers, verdicts))
-    return run
+    return _judged(profile, stage, execution, QUALITY, _quality_row)
 
 
 def judge_pairs(profile: str, stage: PairwiseStage, execution: Execution) -> Run:
     """Stage: which of two policies answers each prompt better (paper, Table 5; A21).
 
-    Pairs answer the same prompt and are judged in both orders. Writes `PAIRS`, a row a pair:
-    ``key``, ``outcome`` (``win``, ``tie`` or ``loss`` of the first policy), ``first_order`` and
-    ``second_order`` (``first``, ``second`` or ``tie``, which speak of what is shown: the first
-    policy stands first, then second; None if unscored), ``consistent``, and of both orders
-    ``statuses``, ``reasons``, ``models``; ``prompt_version``, ``usage`` of both together,
-    ``request_is_flagged``.
+    Pairs answer the same prompt and
+    are judged in both orders. Writes `PAIRS`, a row a pair: ``key``, ``outcome`` (``win``, ``tie``
+    or ``loss`` of the first policy), ``first_order`` and ``second_order`` (``first``, ``second`` or
+    ``tie``, which speak of what is shown: the first policy stands first, then second; None if
+    unscored), ``consistent``, and of both orders ``statuses``, ``reasons``, ``models``;
+    ``prompt_version``, ``usage`` of both together, ``request_is_flagged``.
 
     Raises as `judge_quality`, and `DataError` if the policies do not answer the same prompts.
     """
-    started = time.monotonic()
-    run = open_run(profile, stage)
-    with run.computing() as needed:
-        if not needed:
-            return run
-        judge = _judge(profile, stage, execution)
-        items, answers = _items(profile, stage.needs)
-        pairs = judge.pairwise([(item.x, *item.answers) for item in items])
-        verdicts = [verdict for pair in pairs for verdict in pair.orders]
-        _check_some_are_scored(run, verdicts)
-        rows = [
-            {
-                "key": item.key,
-                "outcome": pair.outcome,
-                "first_order": pair.orders[0].value,
-                "second_order": pair.orders[1].value,
-                "consistent": pair.is_consistent,
-                "statuses": [verdict.status for verdict in pair.orders],
-                "reasons": [verdict.reason for verdict in pair.orders],
-                "models": [verdict.model for verdict in pair.orders],
-                "prompt_version": pair.orders[0].prompt_version,
-                "usage": asdict(pair.orders[0].usage + pair.orders[1].usage),
-                "request_is_flagged": item.request_is_flagged,
-            }
-            for item, pair in zip(items, pairs, strict=True)
-        ]
-        RowLog(run.folder / PAIRS).keep(rows)
-        run.finish(started, **_facts(items, answers, verdicts))
-    return run
+    return _judged(profile, stage, execution, PAIRS, _pair_row)
 
 
 def quality_by_run(quality_runs: Iterable[Run]) -> pd.DataFrame:
@@ -180,7 +129,7 @@ def estimates(
     questions: dict[str, list[Question]] = {}
     judges: dict[str, Judge] = {}
     for stage in stages:
-        judges[stage.judge.name] = _judge(profile, stage, execution)
+        judges[stage.judge.name] = judge_of(profile, stage, execution)
         asked = questions.setdefault(stage.judge.name, [])
         if open_run(profile, stage).is_complete:
             continue
@@ -190,14 +139,67 @@ def estimates(
     return {name: judges[name].estimate(asked) for name, asked in questions.items()}
 
 
+def _judged(
+    profile: str,
+    stage: QualityStage | PairwiseStage,
+    execution: Execution,
+    file: str,
+    row: Callable[[Sequence[Verdict]], dict[str, Any]],
+) -> Run:
+    def grade(judge: Judge) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        items, answers = _items(profile, stage.needs)
+        questions = [_questions(item) for item in items]
+        verdicts = judge.judge_all([question for asked in questions for question in asked])
+        check_some_are_scored(judge, verdicts)
+        following = iter(verdicts)
+        rows = [
+            {"key": item.key}
+            | row([next(following) for _ in asked])
+            | {"request_is_flagged": item.request_is_flagged}
+            for item, asked in zip(items, questions, strict=True)
+        ]
+        return rows, {
+            "data": answers.loaded.summary(),
+            "data_sha256": answers.loaded.sha256,
+            "flagged_requests": sum(item.request_is_flagged for item in items),
+            "prompt_version": verdicts[0].prompt_version,
+            **judge_facts(verdicts),
+        }
+
+    return run_judge(profile, stage, execution, file, grade)
+
+
 def _questions(item: _Item) -> list[Question]:
     if len(item.answers) == 1:
         return [quality_question(item.x, *item.answers)]
     return [pair_question(item.x, *order) for order in (item.answers, item.answers[::-1])]
 
 
-def _judge(profile: str, stage: QualityStage | PairwiseStage, execution: Execution) -> Judge:
-    return Judge(execution.judge_like(stage.judge), judge_cache(profile, stage.judge))
+def _quality_row(verdicts: Sequence[Verdict]) -> dict[str, Any]:
+    (verdict,) = verdicts
+    return {
+        "status": verdict.status,
+        "value": verdict.value,
+        "reason": verdict.reason,
+        "model": verdict.model,
+        "prompt_version": verdict.prompt_version,
+        "usage": asdict(verdict.usage),
+    }
+
+
+def _pair_row(verdicts: Sequence[Verdict]) -> dict[str, Any]:
+    first, second = verdicts
+    return {
+        "outcome": metrics.pair_outcome(first.value, second.value),
+        "first_order": first.value,
+        "second_order": second.value,
+        "consistent": (first.value, second.value) in _CONSISTENT,
+        "statuses": [verdict.status for verdict in verdicts],
+        "reasons": [verdict.reason for verdict in verdicts],
+        "models": [verdict.model for verdict in verdicts],
+        "prompt_version": first.prompt_version,
+        "usage": asdict(first.usage + second.usage),
+    }
 
 
 def _items(profile: str, stages: Sequence[GenerateStage]) -> tuple[list[_Item], Answers]:
@@ -227,27 +229,4 @@ def _texts(answers: Answers, stage: GenerateStage) -> dict[str, str]:
     return {
         row["key"]: final_answer(row["token_ids"], tokenizer, thinking=stage.thinking).text
         for row in answers.rows
-    }
-
-
-def _check_some_are_scored(run: Run, verdicts: Sequence[Verdict]) -> None:
-    if verdicts and not any(verdict.status == "ok" for verdict in verdicts):
-        first = verdicts[0]
-        raise JudgeError(
-            f"{run.folder}: none of {len(verdicts)} questions was answered; the first is "
-            f"{first.status} ({first.reason}); the stage is left incomplete"
-        )
-
-
-def _facts(items: Sequence[_Item], answers: Answers, verdicts: Sequence[Verdict]) -> dict[str, Any]:
-    """What the manifest says beside the settings; ``usage`` counts answers from the cache too."""
-    return {
-        "rows": len(items),
-        "data": answers.loaded.summary(),
-        "data_sha256": answers.loaded.sha256,
-        "flagged_requests": sum(item.request_is_flagged for item in items),
-        "judge_models": sorted({verdict.model for verdict in verdicts if verdict.model}),
-        "prompt_version": verdicts[0].prompt_version,
-        "unscored": dict(unscored(verdicts)),
-        "usage": asdict(reduce(add, (verdict.usage for verdict in verdicts))),
     }

@@ -7,36 +7,28 @@ that was killed asks only for what is missing.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
 from typing import Any
 
+from califkit.evaluation.judging import check_some_are_scored, judge_facts, run_judge
 from califkit.generation import load_answers, rubric_items
-from califkit.judges.cache import judge_cache
-from califkit.judges.judge import Judge, JudgeError, Question, Usage, Verdict, unscored
-from califkit.judges.parsing import Unparsable
-from califkit.judges.rubrics import Reply, Request, Unreadable, judge_responses
-from califkit.judges.rubrics.judge_text import without_reasoning
+from califkit.judges.judge import Judge
+from califkit.judges.prompts import Question
+from califkit.judges.rubrics import judge_responses
+from califkit.judges.verdicts import Verdict
 from califkit.models.engines import read_response
 from califkit.models.resolve import load_tokenizer, resolve
-from califkit.runs.folders import Run, open_run
-from califkit.runs.jsonl import RowLog
-from califkit.runs.judge_settings import JudgeSettings
+from califkit.runs.folders import Run
 from califkit.runs.settings import Execution
 from califkit.runs.stages import GenerateStage, RubricStage
 
 RUBRICS = "rubrics.jsonl"
 
-# A judge's status -> that of the reply. A text that could not be read is read again, for what can
-# be used of it all the same.
-_STATUS = {"unparsable": "ok", "failed": "missing"}
-
 
 def judge_rubrics(profile: str, stage: RubricStage, execution: Execution) -> Run:
     """Stage: judge the responses of one policy on a rubric benchmark.
 
-    Writes `RUBRICS`, the rows of `califkit.judges.rubrics.Record` (``benchmark``, ``item``,
+    Writes `RUBRICS`, the rows of `califkit.judges.rubrics.Judged` (``benchmark``, ``item``,
     ``prompt``, ``response``, ``request_sha256``, ``text``, ``verdict``), one a unit. The manifest
     has ``metrics``, ``counts`` and ``released`` of `califkit.judges.rubrics.Scores`, and what they
     depend on: source, language and hash of the data, judge and the model that answered, its usage
@@ -53,46 +45,36 @@ def judge_rubrics(profile: str, stage: RubricStage, execution: Execution) -> Run
     ParamsError
         If the judge of ``execution`` is another one than that of the stage.
     """
-    started = time.monotonic()
-    run = open_run(profile, stage)
-    with run.computing() as needed:
-        if not needed:
-            return run
-        judge = Judge(execution.judge_like(stage.judge), judge_cache(profile, stage.judge))
+
+    def grade(judge: Judge) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         benchmark, loaded = rubric_items(stage.responses.evaluation)
         verdicts: list[Verdict] = []
-        requests: list[Request] = []
 
-        def ask(asked: Sequence[Request]) -> list[Reply]:
-            requests.extend(asked)
-            verdicts.extend(judge.judge_all([_question(request) for request in asked]))
-            return [Reply(v.text, _STATUS.get(v.status, v.status)) for v in verdicts]
+        def ask(questions: Sequence[Question]) -> list[Verdict]:
+            verdicts.extend(judge.judge_all(questions))
+            check_some_are_scored(judge, verdicts)
+            return verdicts
 
         answers = _answers(profile, stage.responses)
-        records = judge_responses(benchmark, loaded.items, answers, ask)
-        failed = _check_verdicts(judge.settings, verdicts)
-        scores = benchmark.score(loaded.items, [record.verdict for record in records])
-        RowLog(run.folder / RUBRICS).keep([record.as_row() for record in records])
-        run.finish(
-            started,
-            rows=len(records),
-            benchmark=benchmark.name,
-            source=loaded.source,
-            items=len(loaded.items),
-            language=getattr(benchmark, "language", "en"),  # a choice in ComplexBench only
-            data_sha256=loaded.sha256,
-            warnings=[*loaded.warnings, *failed],
-            judge=stage.judge.name,
-            judge_models=sorted({verdict.model for verdict in verdicts if verdict.model}),
-            prompt_versions=sorted({request.version for request in requests}),
-            asked=len(requests),
-            unscored=dict(unscored(verdicts)),
-            usage=asdict(sum((verdict.usage for verdict in verdicts), Usage())),
-            metrics=scores.metrics,
-            counts=scores.counts,
-            released=scores.released,
-        )
-    return run
+        judged = judge_responses(benchmark, loaded.items, answers, ask)
+        scores = benchmark.score(loaded.items, {entry.unit: entry.verdict for entry in judged})
+        return [entry.as_row() for entry in judged], {
+            "benchmark": benchmark.name,
+            "source": loaded.source,
+            "items": len(loaded.items),
+            "language": getattr(benchmark, "language", "en"),  # a choice in ComplexBench only
+            "data_sha256": loaded.sha256,
+            "warnings": [*loaded.warnings, *_failed_calls(judge, verdicts)],
+            "judge": stage.judge.name,
+            "prompt_versions": sorted({verdict.prompt_version for verdict in verdicts}),
+            "asked": len(verdicts),
+            "metrics": scores.metrics,
+            "counts": scores.counts,
+            "released": scores.released,
+            **judge_facts(verdicts),
+        }
+
+    return run_judge(profile, stage, execution, RUBRICS, grade)
 
 
 def _answers(profile: str, stage: GenerateStage) -> dict[str, str]:
@@ -107,32 +89,12 @@ def _answers(profile: str, stage: GenerateStage) -> dict[str, str]:
     return answers
 
 
-def _question(request: Request) -> Question:
-    return Question(request.messages, request.schema, _reader(request), request.version)
-
-
-def _reader(request: Request) -> Callable[[str], Any]:
-    def read(text: str) -> Any:
-        try:
-            return request.read(without_reasoning(text))
-        except Unreadable as problem:
-            raise Unparsable(str(problem)) from problem
-
-    return read
-
-
-def _check_verdicts(settings: JudgeSettings, verdicts: Sequence[Verdict]) -> list[str]:
-    """A warning if calls failed; JudgeError if no answer is usable, which says nothing of the
-    policy."""
-    if verdicts and not any(verdict.status == "ok" for verdict in verdicts):
-        raise JudgeError(
-            f"judge {settings.name}: none of {len(verdicts)} questions was answered; the first is "
-            f"{verdicts[0].status} ({verdicts[0].reason})"
-        )
+def _failed_calls(judge: Judge, verdicts: Sequence[Verdict]) -> list[str]:
+    """A warning if calls failed."""
     failed = sum(verdict.status == "failed" for verdict in verdicts)
     if not failed:
         return []
     return [
-        f"judge {settings.name}: {failed} of {len(verdicts)} calls failed and count as not "
+        f"judge {judge.settings.name}: {failed} of {len(verdicts)} calls failed and count as not "
         "satisfied; to repeat them alone, delete the run folder and ask for the stage again"
     ]

@@ -1,5 +1,6 @@
 """Judges: models behind an OpenAI-compatible endpoint that grade responses.
 
-`califkit.judges.judge.Judge` asks, `califkit.judges.prompts` holds the questions,
-`califkit.judges.verdicts` what comes back, and `califkit.judges.rubrics` the rubric benchmarks.
+A `califkit.judges.prompts.Question` is what a judge is asked, and how its answer is read; a
+`califkit.judges.verdicts.Verdict` is what comes back. `califkit.judges.judge.Judge` turns one into
+the other, `califkit.judges.rubrics` asks the questions of the rubric benchmarks.
 """

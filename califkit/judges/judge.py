@@ -1,9 +1,4 @@
-"""Judges: language models behind an OpenAI-compatible endpoint that grade responses.
-
-Three tasks, and a free form for other prompts: response quality from 1 to 10, which of two
-responses is better, and yes-or-no questions (`prompts`). An answer without a usable verdict is
-*unscored*: it has a status and a reason, never a number, and it is never kept, so that the same run
-started again repeats exactly what is missing.
+"""A judge with its cache: questions in, verdicts out, asked over the endpoint only where missing.
 
 >>> judge = Judge(settings, "runs/judge.jsonl")  # doctest: +SKIP
 >>> verdicts = judge.quality([("Name a prime.", "Seven is a prime.")])  # doctest: +SKIP
@@ -14,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -23,27 +18,10 @@ from typing import Any
 
 from califkit.judges.cache import Cache
 from califkit.judges.client import Endpoint, JudgeError, Reply, Usage
-from califkit.judges.prompts import (
-    Question,
-    free_question,
-    pair_question,
-    quality_question,
-    rubric_question,
-)
-from califkit.judges.verdicts import PairVerdict, Verdict, read_row, unscored
+from califkit.judges.prompts import Question, quality_question
+from califkit.judges.verdicts import Verdict, read_answer, unscored
 from califkit.runs.judge_settings import JudgeSettings
 from califkit.runs.units import progress
-
-__all__ = [
-    "Estimate",
-    "Judge",
-    "JudgeError",
-    "PairVerdict",
-    "Question",
-    "Usage",
-    "Verdict",
-    "unscored",
-]
 
 _BYTES_PER_TOKEN = 4  # of UTF-8; a rough mean over languages, for estimates only
 
@@ -83,7 +61,9 @@ class _Plan:
 class Judge:
     """One judge with its cache.
 
-    Every method keeps the order of its items, one verdict each, and works in a notebook, where an
+    An answer without a usable verdict is *unscored*: it has a status and a reason, never a number,
+    and it is not kept, so that the same run started again repeats exactly what is missing. Every
+    method keeps the order of its items, one verdict each, and works in a notebook, where an
     event loop is running, as well as in a script.
 
     Parameters
@@ -110,26 +90,6 @@ class Judge:
     def quality(self, items: Sequence[tuple[str, str]]) -> list[Verdict]:
         """Response Quality of every (x, y): an integer from 1 to 10 (paper, section 1)."""
         return self.judge_all([quality_question(x, y) for x, y in items])
-
-    def pairwise(self, items: Sequence[tuple[str, str, str]]) -> list[PairVerdict]:
-        """Which response is better, for every (x, a, b), asked in both orders (paper, Table 5)."""
-        orders = [pair for x, a, b in items for pair in ((x, a, b), (x, b, a))]
-        verdicts = self.judge_all([pair_question(*order) for order in orders])
-        return [PairVerdict(pair) for pair in zip(verdicts[::2], verdicts[1::2], strict=True)]
-
-    def rubric(self, items: Sequence[tuple[str, str, Sequence[str]]]) -> list[Verdict]:
-        """For every (x, y, questions) a list of booleans, one a question."""
-        return self.judge_all([rubric_question(*item) for item in items])
-
-    def ask(
-        self,
-        messages: Sequence[str | Sequence[Mapping[str, str]]],
-        schema: Mapping[str, Any],
-        read: Callable[[str], Any] | None = None,
-        version: str | None = None,
-    ) -> list[Verdict]:
-        """Prompts of one's own; see `prompts.free_question`, also for questions that differ."""
-        return self.judge_all([free_question(m, schema, read, version) for m in messages])
 
     def judge_all(self, questions: Sequence[Question]) -> list[Verdict]:
         """`judge_all_async` for callers that do not await, inside a running event loop or not."""
@@ -173,8 +133,9 @@ class Judge:
         for key, question in distinct.items():
             row = self._cache.rows.get(key)
             # An answer that today's reader does not accept is asked for again.
-            if row and (verdict := read_row(row, question)).status == "ok":
-                verdicts[key] = verdict
+            if row and (verdict := read_answer(question, row["text"])).status == "ok":
+                usage = Usage(**row["usage"])
+                verdicts[key] = replace(verdict, model=row["model"], usage=usage, cached=True)
         missing = {key: q for key, q in distinct.items() if key not in verdicts}
         return _Plan(keys, verdicts, missing, self._estimate(missing, len(verdicts)))
 
@@ -223,21 +184,22 @@ class Judge:
 
     def _settle(self, key: str, question: Question, reply: Reply) -> Verdict:
         """The verdict of a fresh reply, written down if it is one."""
-        row = {
-            "key": key,
-            "judge": self.settings.name,
-            "requested_model": self.settings.model,
-            "model": reply.model,
-            "fingerprint": reply.fingerprint,
-            "prompt_version": question.version,
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "text": reply.text,
-            "usage": asdict(reply.usage),
-        }
-        verdict = replace(read_row(row, question), cached=False)
+        verdict = read_answer(question, reply.text)
         if reply.status != "ok":
-            return replace(verdict, status=reply.status, value=None, reason=reply.reason)
+            verdict = replace(verdict, status=reply.status, value=None, reason=reply.reason)
+        verdict = replace(verdict, model=reply.model, usage=reply.usage)
         if verdict.status == "ok":
+            row = {
+                "key": key,
+                "judge": self.settings.name,
+                "requested_model": self.settings.model,
+                "model": reply.model,
+                "fingerprint": reply.fingerprint,
+                "prompt_version": question.version,
+                "date": datetime.now(UTC).isoformat(timespec="seconds"),
+                "text": reply.text,
+                "usage": asdict(reply.usage),
+            }
             self._cache.add(row)
         return verdict
 
@@ -273,18 +235,8 @@ def _messages(question: Question) -> list[dict[str, str]]:
     ]
 
 
-def _loop_is_running() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
-
-
 def _run(coroutine: Coroutine[Any, Any, list[Verdict]]) -> list[Verdict]:
-    """Run to the end, in a thread of its own if this one has a running event loop (a notebook)."""
-    if not _loop_is_running():
-        return asyncio.run(coroutine)
+    """Run to the end in a thread of its own: in a notebook this one has a running event loop."""
     loop = asyncio.new_event_loop()
     task = loop.create_task(coroutine)
     try:
@@ -292,7 +244,7 @@ def _run(coroutine: Coroutine[Any, Any, list[Verdict]]) -> list[Verdict]:
             future = pool.submit(loop.run_until_complete, task)
             try:
                 return future.result()
-            except BaseException:  # an interrupt of the cell ends the calls too
+            except BaseException:  # an interrupt ends the calls too
                 loop.call_soon_threadsafe(task.cancel)
                 raise
     finally:

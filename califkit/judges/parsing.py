@@ -9,25 +9,25 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from califkit.judges.json_text import outermost_objects
-
+_MARKS = re.compile(r'\\.|["{}]', re.DOTALL)
 _DIGITS = re.compile(r"[0-9]{1,3}")
-_TYPES: dict[str, tuple[type, ...]] = {
-    "object": (dict,),
-    "array": (list,),
-    "string": (str,),
-    "integer": (int,),
-    "boolean": (bool,),
-}
+_JSON_START = re.compile(r"\s*(?:```\w*\s*)?\{")
 
 
 class Unscored(Exception):
-    """An answer without a usable verdict; the message is the reason."""
+    """An answer without a usable verdict; the message is the reason.
+
+    ``value`` is what could be read all the same, if anything.
+    """
 
     status: ClassVar[str]
+
+    def __init__(self, reason: str, value: Any = None) -> None:
+        super().__init__(reason)
+        self.value = value
 
 
 class Unparsable(Unscored):
@@ -42,22 +42,62 @@ class OutOfRange(Unscored):
     status = "out_of_range"
 
 
-def read_object(text: str) -> dict[str, Any]:
-    """The last balanced ``{...}`` of an answer as JSON.
+def without_reasoning(text: str) -> str:
+    """What follows a think block at the start; nothing, if the block does not end."""
+    if not text.lstrip().startswith("<think>"):
+        return text
+    return text.partition("</think>")[2]
+
+
+def outermost_objects(text: str) -> tuple[list[str], bool]:
+    """The outermost balanced ``{...}`` of a text in order, and whether the text ends inside one.
+
+    Braces inside JSON strings do not count. What is between the braces need not be valid JSON.
+    Takes linear time.
+    """
+    found = []
+    start = depth = 0
+    in_string = False
+    for match in _MARKS.finditer(text):
+        mark = match[0]
+        if depth == 0:
+            if mark == "{":
+                start, depth, in_string = match.start(), 1, False
+        elif mark == '"':
+            in_string = not in_string
+        elif not in_string:
+            depth += (mark == "{") - (mark == "}")
+            if depth == 0:
+                found.append(text[start : match.end()])
+    return found, depth > 0
+
+
+def find_object(text: str, *labels: str) -> dict[str, Any] | None:
+    """The last JSON object of an answer if it has one of the labelled fields; None for prose.
 
     Raises
     ------
     Unparsable
-        If there is none, if it is not JSON, or if the text ends inside an object.
+        If the answer sets out to be such an object and is broken, cut off or another one: it must
+        not be searched for words.
     """
-    objects, cut_off = outermost_objects(_after_thinking(text))
-    if cut_off or not objects:
-        what = "the JSON object is cut off" if cut_off else "no JSON object"
-        raise Unparsable(f"{what} in {brief(text)}" if text.strip() else "the answer is empty")
-    try:
-        return json.loads(objects[-1], strict=False)  # line breaks inside strings are common
-    except (ValueError, RecursionError) as error:
-        raise Unparsable(f"no valid JSON ({error}): {brief(objects[-1])}") from error
+    text = without_reasoning(text)
+    objects, cut_off = outermost_objects(text)
+    value = _value(objects[-1]) if objects and not cut_off else None
+    if isinstance(value, dict) and any(label in value for label in labels):
+        return value
+    if _JSON_START.match(text) or any(f'"{label}"' in text for label in labels):
+        named = " or ".join(map(repr, labels))
+        raise Unparsable(f"no complete JSON object with {named} in {brief(text)}")
+    return None
+
+
+def read_object(text: str, *labels: str) -> dict[str, Any]:
+    """As `find_object`; Unparsable for prose too."""
+    value = find_object(text, *labels)
+    if value is None:
+        raise Unparsable(f"no JSON object in {brief(text)}" if text.strip() else "empty answer")
+    return value
 
 
 def read_score(text: str) -> int:
@@ -72,7 +112,7 @@ def read_score(text: str) -> int:
     OutOfRange
         For any other value: 0, 11, 7.5, 7.0, "8/10", NaN, true, null.
     """
-    value = field(read_object(text), "score")
+    value = read_object(text, "score")["score"]
     number = int(value) if isinstance(value, str) and _DIGITS.fullmatch(value.strip()) else value
     if type(number) is not int or not 1 <= number <= 10:
         raise OutOfRange(f"score {brief(value)} is no integer from 1 to 10")
@@ -86,47 +126,11 @@ def read_choice(text: str, key: str, choices: Sequence[str]) -> str:
     ------
     Unparsable, OutOfRange
     """
-    value = field(read_object(text), key)
+    value = read_object(text, key)[key]
     word = value.strip().lower() if isinstance(value, str) else value
     if word not in choices:
         raise OutOfRange(f"{key} {brief(value)} is none of {', '.join(choices)}")
     return word
-
-
-def read_fields(text: str, schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The object, checked against a schema of types, enum, required, properties and items.
-
-    Raises
-    ------
-    Unparsable
-        For a missing field or a wrong type.
-    OutOfRange
-        For a value that is not in its enum.
-    """
-    value = read_object(text)
-    _check(value, schema, "the answer")
-    return value
-
-
-def check_schema(schema: Mapping[str, Any]) -> None:
-    """ValueError for a schema that not every endpoint takes, or that `read_fields` cannot check."""
-    unknown = set(schema) - {"type", "enum", "required", "properties", "items"}
-    if unknown or schema.get("type", "object") not in _TYPES:
-        raise ValueError(
-            f"judge schema {brief(schema)}: only the types {', '.join(_TYPES)} and the keywords "
-            "type, enum, required, properties and items are understood everywhere"
-        )
-    for inner in schema.get("properties", {}).values():
-        check_schema(inner)
-    if "items" in schema:
-        check_schema(schema["items"])
-
-
-def field(value: Mapping[str, Any], key: str) -> Any:
-    """``value[key]``; Unparsable if it is missing."""
-    if key not in value:
-        raise Unparsable(f"no field {key!r} in {brief(value)}")
-    return value[key]
 
 
 def brief(value: Any) -> str:
@@ -135,26 +139,9 @@ def brief(value: Any) -> str:
     return text if len(text) <= 120 else text[:117] + "..."
 
 
-def _check(value: Any, schema: Mapping[str, Any], where: str) -> None:
-    if "enum" in schema and value not in schema["enum"]:
-        raise OutOfRange(f"{where}: {brief(value)} is none of {brief(schema['enum'])}")
-    wanted = schema.get("type")
-    if wanted is not None:
-        fits = isinstance(value, _TYPES[wanted])
-        if not fits or (isinstance(value, bool) and wanted != "boolean"):
-            raise Unparsable(f"{where}: {brief(value)} is no {wanted}")
-    for key in schema.get("required", ()):
-        field(value, key)
-    for key, inner in schema.get("properties", {}).items():
-        if key in value:
-            _check(value[key], inner, key)
-    if "items" in schema:
-        for number, item in enumerate(value):
-            _check(item, schema["items"], f"{where}[{number}]")
-
-
-def _after_thinking(text: str) -> str:
-    """What follows a think block at the start; nothing, if the block does not end."""
-    if not text.lstrip().startswith("<think>"):
-        return text
-    return text.partition("</think>")[2]
+def _value(text: str) -> Any:
+    """The JSON value of a text, None if it is none. Line breaks inside strings are common."""
+    try:
+        return json.loads(text, strict=False)
+    except (ValueError, RecursionError):
+        return None

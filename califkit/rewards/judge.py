@@ -29,8 +29,8 @@ from typing import Any, Protocol, get_args
 
 import numpy as np
 
-from califkit.judges.judge import JudgeError, Verdict
-from califkit.judges.verdicts import Status
+from califkit.judges.judge import JudgeError
+from califkit.judges.verdicts import Status, Verdict
 from califkit.metrics import nan_mean
 from califkit.rewards.rules import RewardRule, judge_reward
 from califkit.runs.settings import JUDGE_METHODS
@@ -89,8 +89,8 @@ class JudgeRule:
         ----------
         rows
             One a rollout, with ``r_ver``. The returned function writes into them ``judge_status``
-            (of `califkit.judges.judge.Verdict`; None if not asked) and ``judge_score`` (None if not
-            asked or unscored).
+            (of `califkit.judges.verdicts.Verdict`; None if not asked) and ``judge_score`` (None if
+            not asked or unscored).
         requests, answers
             x and the final answer of each rollout.
 

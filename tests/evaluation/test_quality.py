@@ -324,6 +324,44 @@ def test_an_order_without_a_verdict_makes_a_tie_and_is_counted(responses_of):
     assert run.manifest()["unscored"] == {"unparsable": 1}
 
 
+def always(verdict: str):
+    return lambda _: says(json.dumps({"reasoning": "", "verdict": verdict}))
+
+
+def first_only_for(word: str, otherwise: str):
+    """A judge that names the first response where it has this word."""
+
+    def play(request: Request) -> Play:
+        first = word in between_tags(request, "first response")
+        return always("first" if first else otherwise)(request)
+
+    return play
+
+
+@pytest.mark.parametrize(
+    ("judge", "outcome", "consistent", "n_unscored"),
+    [
+        (prefers("tea"), "win", True, 0),
+        (prefers("milk"), "loss", True, 0),
+        (always("tie"), "tie", True, 0),
+        (always("first"), "tie", False, 0),
+        (always("second"), "tie", False, 0),
+        (first_only_for("tea", "tie"), "tie", False, 0),
+        (first_only_for("tea", "A"), "tie", False, 1),
+    ],
+)
+def test_a_pair_is_won_only_if_both_orders_name_the_same_response(
+    responses_of, judge, outcome, consistent, n_unscored
+):
+    stage = pair_stage(responses_of, {"7": "tea"}, {"7": "milk"})
+    with serve(judge) as server:
+        run = judge_pairs("test", stage, execution(server))
+        assert len(server.requests) == 2
+    (row,) = read_jsonl(run.folder / PAIRS)
+    assert (row["outcome"], row["consistent"]) == (outcome, consistent)
+    assert run.manifest()["unscored"] == ({"out_of_range": n_unscored} if n_unscored else {})
+
+
 def test_policies_that_answer_other_prompts_are_not_paired(responses_of):
     stage = pair_stage(responses_of, {"7": "tea", "3": "sea"}, {"7": "tea", "9": "moon"})
     with serve(prefers("good")) as server:

@@ -1,6 +1,5 @@
 """Judging over real HTTP: what each thing an endpoint can do comes to."""
 
-import json
 import time
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -8,8 +7,9 @@ from email.utils import format_datetime
 import pytest
 from judge_server import Play, error, says, score, serve
 
-from califkit.judges.judge import Judge, JudgeError, unscored
-from califkit.judges.prompts import VERDICTS, rubric_question
+from califkit.judges.judge import Judge, JudgeError
+from califkit.judges.prompts import Question, answer_schema
+from califkit.judges.verdicts import unscored
 from califkit.runs.judge_settings import JudgeSettings
 
 ITEM = ("Name a prime.", "Seven is a prime.")
@@ -289,108 +289,17 @@ def test_an_item_that_is_no_text_is_refused_before_any_call():
     assert server.requests == []
 
 
-# Pairs: a judge answers by what it is shown first, and by what it prefers.
+# Prompts of one's own.
 
 
-def pair(decide):
-    """The verdict on (A, B) of a judge that decides by the responses in the order shown."""
-
-    def script(request):
-        prompt = request.body["messages"][0]["content"]
-        shown = "AB" if prompt.index("ANSWER-A") < prompt.index("ANSWER-B") else "BA"
-        return says(f'{{"reasoning": "", "verdict": "{decide(shown)}"}}')
-
-    with serve(script) as server:
-        judge = Judge(settings(server.url), show_progress=False)
-        (verdict,) = judge.pairwise([("Which?", "ANSWER-A", "ANSWER-B")])
-    assert len(server.requests) == 2
-    return verdict
-
-
-def prefer(name: str):
-    return lambda shown: VERDICTS[shown.index(name)]
-
-
-@pytest.mark.parametrize(
-    ("decide", "outcome", "is_consistent", "n_unscored"),
-    [
-        (prefer("A"), "win", True, 0),
-        (prefer("B"), "loss", True, 0),
-        (lambda shown: "tie", "tie", True, 0),
-        (lambda shown: "first", "tie", False, 0),
-        (lambda shown: "second", "tie", False, 0),
-        (lambda shown: "first" if shown == "AB" else "tie", "tie", False, 0),
-        (lambda shown: "first" if shown == "AB" else "A", "tie", False, 1),
-        (lambda shown: "neither", "tie", False, 2),
-    ],
-)
-def test_a_pair_is_won_only_if_both_orders_name_the_same_response(
-    decide, outcome, is_consistent, n_unscored
-):
-    verdict = pair(decide)
-    assert verdict.outcome == outcome
-    assert verdict.is_consistent == is_consistent
-    assert verdict.n_unscored == n_unscored
-
-
-def test_equal_responses_are_asked_once_and_tie():
-    with serve([says('{"verdict": "first"}')]) as server:
-        judge = Judge(settings(server.url), show_progress=False)
-        (verdict,) = judge.pairwise([("x", "same", "same")])
-    assert (verdict.outcome, len(server.requests)) == ("tie", 1)
-
-
-# Rubrics and prompts of one's own.
-
-
-def answers(*satisfied: object) -> Play:
-    return says(json.dumps({"answers": [{"reason": "r", "satisfied": s} for s in satisfied]}))
-
-
-@pytest.mark.parametrize(
-    ("play", "status", "value"),
-    [
-        (answers(True, False, True), "ok", [True, False, True]),
-        (answers(True, False), "unparsable", None),
-        (answers(True, False, True, True), "unparsable", None),
-        (answers(True, False, "yes"), "unparsable", None),
-        (answers(True, False, None), "unparsable", None),
-        (answers(True, False, 1), "unparsable", None),
-    ],
-)
-def test_a_rubric_needs_exactly_one_boolean_a_question(play, status, value):
-    with serve([play]) as server:
-        judge = Judge(settings(server.url), show_progress=False)
-        (verdict,) = judge.rubric([("x", "y", ["Is it A?", "Is it B?", "Is it C?"])])
-    assert (verdict.status, verdict.value) == (status, value)
-    assert "2. Is it B?" in server.requests[0].body["messages"][0]["content"]
-
-
-def test_a_rubric_without_questions_is_refused():
-    for questions in ([], "Is it A?"):
-        with pytest.raises(ValueError, match="list of questions"):
-            rubric_question("x", "y", questions)
-
-
-def test_prompts_of_ones_own_are_sent_as_they_are_and_checked_against_their_schema():
-    schema = {
-        "type": "object",
-        "properties": {"answer": {"type": "boolean"}},
-        "required": ["answer"],
-    }
-    system = [{"role": "system", "content": "S"}, {"role": "user", "content": "U"}]
-    with serve([says('{"answer": true}'), says('{"answer": "true"}')]) as server:
-        judge = Judge(settings(server.url, concurrency=1), show_progress=False)
-        verdicts = judge.ask(["Is it?", system], schema)
-    assert [verdict.value for verdict in verdicts] == [{"answer": True}, None]
-    assert verdicts[1].status == "unparsable"
-    sent = [request.body["messages"] for request in server.requests]
-    assert sent == [[{"role": "user", "content": "Is it?"}], system]
-
-
-def test_a_reader_of_ones_own_reads_the_text():
-    schema = {"type": "object"}
+def test_prompts_of_ones_own_are_sent_as_they_are_and_read_by_their_reader():
+    schema = answer_schema(answer={"type": "boolean"})
+    messages = ({"role": "system", "content": "S"}, {"role": "user", "content": "U"})
+    question = Question(messages, schema, lambda text: text.splitlines()[-1], "v1")
     with serve([says("Thoughts.\n[YES, NO]")]) as server:
         judge = Judge(settings(server.url), show_progress=False)
-        (verdict,) = judge.ask(["?"], schema, read=lambda text: text.splitlines()[-1])
-    assert verdict.value == "[YES, NO]"
+        (verdict,) = judge.judge_all([question])
+    assert (verdict.value, verdict.prompt_version) == ("[YES, NO]", "v1")
+    (body,) = [request.body for request in server.requests]
+    assert body["messages"] == list(messages)
+    assert body["response_format"]["json_schema"]["schema"] == schema

@@ -6,10 +6,13 @@ import subprocess
 import sys
 import time
 import urllib.request
+from functools import partial
 
 import pytest
 
 from califkit.judges.judge import Judge, JudgeError
+from califkit.judges.parsing import read_choice
+from califkit.judges.prompts import Question, answer_schema, user_turn
 from califkit.runs.judge_settings import JudgeSettings
 
 pytestmark = pytest.mark.slow
@@ -57,30 +60,29 @@ def settings(served, **changes) -> JudgeSettings:
     return JudgeSettings(name="smollm2", model=model, base_url=url, **usual | changes)
 
 
-SCHEMA = {
-    "type": "object",
-    "properties": {"answer": {"type": "string", "enum": ["yes", "no"]}},
-    "required": ["answer"],
-}
 # Two examples are enough for this model to keep the form, though not to be right.
-BY_EXAMPLE = [
+BY_EXAMPLE = (
     {"role": "user", "content": "Is fire hot?"},
     {"role": "assistant", "content": '{"answer": "yes"}'},
     {"role": "user", "content": "Is ice hot?"},
     {"role": "assistant", "content": '{"answer": "no"}'},
     {"role": "user", "content": "Is the sun hot?"},
-]
+)
+
+
+def asks(messages):
+    read = partial(read_choice, key="answer", choices=("yes", "no"))
+    return [Question(messages, answer_schema(answer={"type": "string"}), read, "v1")]
 
 
 def test_an_answer_in_the_form_asked_for_is_read_and_kept(served, tmp_path):
     path = tmp_path / "judge.jsonl"
-    (verdict,) = Judge(settings(served), path).ask([BY_EXAMPLE], SCHEMA)
+    (verdict,) = Judge(settings(served), path).judge_all(asks(BY_EXAMPLE))
     assert verdict.status == "ok", verdict
-    assert verdict.value["answer"] in ("yes", "no")
-    assert json.loads(verdict.text) == verdict.value
+    assert json.loads(verdict.text) == {"answer": verdict.value}
     assert verdict.model.startswith(served[1])
     assert verdict.usage.input_tokens > 0
-    (again,) = Judge(settings(served), path).ask([BY_EXAMPLE], SCHEMA)
+    (again,) = Judge(settings(served), path).judge_all(asks(BY_EXAMPLE))
     assert again.cached
     assert again.value == verdict.value
 
@@ -96,8 +98,8 @@ def test_a_weak_model_gives_a_score_or_a_reason_why_not(served, tmp_path):
 
 
 def test_a_truncated_answer_is_told_from_a_whole_one(served):
-    prompt = "Write a long story about a river."
-    (verdict,) = Judge(settings(served, max_tokens=4)).ask([prompt], SCHEMA)
+    story = asks(user_turn("Write a long story about a river."))
+    (verdict,) = Judge(settings(served, max_tokens=4)).judge_all(story)
     assert (verdict.status, verdict.value) == ("truncated", None)
     assert verdict.usage.output_tokens == 4 + 8
 

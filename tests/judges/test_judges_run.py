@@ -17,11 +17,17 @@ from judge_server import Play, error, says, score, serve
 
 from califkit.judges.cache import Cache
 from califkit.judges.judge import Judge, JudgeError
-from califkit.judges.prompts import free_question
+from califkit.judges.parsing import Unparsable
+from califkit.judges.prompts import Question, user_turn
 from califkit.runs.judge_settings import JudgeSettings
 
 ITEMS = [("Name a prime.", f"answer {i}") for i in range(12)]
 SCHEMA = {"type": "object"}
+
+
+def asks(text, schema=SCHEMA, read=json.loads, version="v1"):
+    return Question(user_turn(text), schema, read, version)
+
 
 WORKER = """
 import sys
@@ -140,11 +146,11 @@ def test_another_judge_or_another_sampling_is_asked_anew(tmp_path, changes):
 def test_another_version_or_schema_of_a_prompt_is_asked_anew(tmp_path):
     other = {"type": "object", "properties": {"a": {"type": "string"}}}
     questions = [
-        free_question("?", SCHEMA, version="v1"),
-        free_question("?", SCHEMA, version="v2"),
-        free_question("?", other, version="v1"),
-        free_question("!", SCHEMA, version="v1"),
-        free_question("?", SCHEMA, version="v1"),
+        asks("?"),
+        asks("?", version="v2"),
+        asks("?", other),
+        asks("!"),
+        asks("?"),
     ]
     with serve([says("{}")]) as server:
         judge = Judge(settings(server.url, structured="none"), tmp_path / "c", show_progress=False)
@@ -154,20 +160,14 @@ def test_another_version_or_schema_of_a_prompt_is_asked_anew(tmp_path):
 
 def test_an_answer_that_the_reader_no_longer_takes_is_asked_for_again(tmp_path):
     def strict(text):
-        return {"new": 1}[json.loads(text)["kind"]]
-
-    def reader(text):
-        from califkit.judges.parsing import Unparsable
-
-        try:
-            return strict(text)
-        except KeyError as problem:
-            raise Unparsable("old kind") from problem
+        if "new" not in text:
+            raise Unparsable("old kind")
+        return 1
 
     path = tmp_path / "judge.jsonl"
     with serve([says('{"kind": "old"}'), says('{"kind": "new"}')]) as server:
-        old = [free_question("?", SCHEMA)]
-        new = [free_question("?", SCHEMA, reader)]
+        old = [asks("?")]
+        new = [asks("?", read=strict)]
         assert Judge(settings(server.url), path, False).judge_all(old)[0].status == "ok"
         for _ in range(2):
             (verdict,) = Judge(settings(server.url), path, False).judge_all(new)
@@ -270,7 +270,7 @@ PRICES = {"price_input": 2.0, "price_output": 10.0, "answer_tokens": 50}
 
 
 def test_an_estimate_counts_missing_calls_tokens_and_price(tmp_path):
-    questions = [free_question(f"{i:0400}", SCHEMA) for i in range(5)]
+    questions = [asks(f"{i:0400}") for i in range(5)]
     with serve([says("{}")]) as server:
         judge = Judge(settings(server.url, **PRICES), tmp_path / "c", show_progress=False)
         judge.judge_all(questions[:2])
@@ -290,7 +290,7 @@ def test_an_estimate_counts_missing_calls_tokens_and_price(tmp_path):
     ],
 )
 def test_a_run_above_its_limit_stops_before_the_first_call(limits, message):
-    questions = [free_question(f"{i:0400}", SCHEMA) for i in range(5)]  # costs 0.0035
+    questions = [asks(f"{i:0400}") for i in range(5)]  # costs 0.0035
     with serve([says("{}")]) as server:
         with pytest.raises(JudgeError, match=message):
             Judge(settings(server.url, **limits), show_progress=False).judge_all(questions)
@@ -336,7 +336,7 @@ def test_the_asynchronous_entry_can_be_awaited_with_another():
     with serve([score(7)]) as server:
         one = Judge(settings(server.url), show_progress=False)
         two = Judge(settings(server.url, model="m2"), show_progress=False)
-        question = [free_question("?", SCHEMA)]
+        question = [asks("?")]
 
         async def both():
             return await asyncio.gather(
@@ -350,7 +350,7 @@ def test_the_asynchronous_entry_can_be_awaited_with_another():
 
 def test_no_questions_are_no_calls():
     judge = Judge(settings("http://127.0.0.1:9/v1"), show_progress=False)
-    assert judge.quality([]) == judge.pairwise([]) == judge.rubric([]) == []
+    assert judge.quality([]) == judge.judge_all([]) == []
 
 
 INTERRUPTED = """
@@ -392,6 +392,7 @@ import logging, sys, traceback
 logging.basicConfig(level=logging.DEBUG)
 from califkit.runs.judge_settings import JudgeSettings
 from califkit.judges.judge import Judge
+from califkit.judges.prompts import pair_question
 
 folder, *urls = sys.argv[1:]
 for number, url in enumerate(urls):
@@ -401,7 +402,7 @@ for number, url in enumerate(urls):
     judge = Judge(settings, f"{folder}/{number}.jsonl")
     try:
         print(judge.quality([("x", "y")]))
-        print(judge.pairwise([("x", "y", "z")]))
+        print(judge.judge_all([pair_question("x", "y", "z")]))
     except Exception:
         traceback.print_exc()
     print("done", judge, judge.__dict__)

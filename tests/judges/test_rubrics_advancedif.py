@@ -7,11 +7,18 @@ import sys
 
 import pytest
 
-from califkit.judges.rubrics import AdvancedIF, Reply, RubricError, Unreadable, parse
+from califkit.judges.parsing import Unparsable
+from califkit.judges.prompts import user_turn
+from califkit.judges.rubrics import AdvancedIF, RubricError
 from califkit.judges.rubrics.advancedif import CIF_NAMES, CifItem, read_answer
-from califkit.judges.rubrics.judge_text import user_turn
+from califkit.judges.verdicts import read_answer as read_verdict
 
 COLUMNS = ("conversation_history", "benchmark_name", "prompt_metadata")
+
+
+def judged(item, text):
+    (question,) = AdvancedIF().decide(item, "Hello.")
+    return read_verdict(question, text)
 
 
 def csv_row(turns=None, part=CIF_NAMES[0], rubrics=("Is it short?", "Is it kind?")):
@@ -118,7 +125,7 @@ def test_hub_data_that_cannot_be_had_are_a_clear_error(name):
 )
 def test_judge_texts_that_are_read(text, satisfied, flag):
     item = CifItem("row-1", user_turn("Say hello."), ("Is it short?", "Is it kind?"))
-    verdict = parse(AdvancedIF().request(item, "Hello."), text)
+    verdict = judged(item, text)
     assert verdict.status == "ok"
     assert (verdict.value.satisfied, verdict.value.flag) == (satisfied, flag)
 
@@ -145,7 +152,7 @@ def test_judge_texts_that_are_read(text, satisfied, flag):
 )
 def test_judge_texts_without_a_verdict(text):
     item = CifItem("row-1", user_turn("Say hello."), ("Is it short?", "Is it kind?"))
-    assert parse(AdvancedIF().request(item, "Hello."), text).status == "unparsable"
+    assert judged(item, text).status == "unparsable"
 
 
 def test_yes_may_be_asked_for_as_a_word():
@@ -162,9 +169,7 @@ def test_the_released_numbers_follow_the_flag_and_the_criteria_that_were_answere
         released("NO", question_1="yes", question_2="yes"),  # all met, flag no
         f"Here: {released('YES', question_1='yes', question_2='yes')}",  # not JSON alone
     ]
-    verdicts = [
-        parse(benchmark.request(item, "x"), text) for item, text in zip(items, texts, strict=True)
-    ]
+    verdicts = {i.id: judged(i, text) for i, text in zip(items, texts, strict=True)}
     scores = benchmark.score(items, verdicts)
     assert scores.metrics["advancedif_overall_pass_rate"] == pytest.approx(100 * 2 / 3)
     assert scores.metrics["advancedif_micro_rubric_pass"] == pytest.approx(100 * 5 / 6)
@@ -180,11 +185,11 @@ def test_the_released_numbers_follow_the_flag_and_the_criteria_that_were_answere
 def test_a_verdict_of_the_wrong_length_is_refused():
     item = CifItem("row-1", user_turn("Hi."), ("A?", "B?"))
     other = CifItem("row-1", user_turn("Hi."), ("A?",))
-    verdict = parse(AdvancedIF().request(other, "x"), Reply(ours(True)))
+    verdict = judged(other, ours(True))
     with pytest.raises(RubricError, match="row-1: 1 verdicts, 2 criteria"):
-        AdvancedIF().score([item], [verdict])
+        AdvancedIF().score([item], {"row-1": verdict})
 
 
 def test_an_unreadable_answer_says_why():
-    with pytest.raises(Unreadable, match="'criteria' must be a list of 2 entries"):
+    with pytest.raises(Unparsable, match="'criteria' must be a list of 2 entries"):
         read_answer(ours(True), 2)

@@ -4,10 +4,12 @@ import json
 
 import pytest
 
-from califkit.judges.rubrics import ComplexBench, Reply, RubricError, Unreadable, Verdict, parse
+from califkit.judges.parsing import Unparsable
+from califkit.judges.rubrics import ComplexBench, RubricError, Verdict
 from califkit.judges.rubrics.complexbench import RESPONSE_CHARACTERS
-from califkit.judges.rubrics.complexbench_data import ComplexItem, Question
+from califkit.judges.rubrics.complexbench_data import ComplexItem, ScoringQuestion
 from califkit.judges.rubrics.complexbench_rules import follows, parse_rules, read_spans
+from califkit.judges.verdicts import read_answer
 
 
 def question(position=0, **changes):
@@ -32,7 +34,7 @@ def test_the_language_chooses_instruction_and_questions(tmp_path):
     (english,), (chinese,) = ComplexBench().load(path).items, ComplexBench("zh").load(path).items
     assert (english.instruction, english.questions[0].text) == ("Write.", "Is it good?")
     assert (chinese.instruction, chinese.questions[0].text) == ("写。", "好吗？")
-    assert ComplexBench("zh").prompts([chinese]) == [({"role": "user", "content": "写。"},)]
+    assert chinese.messages == ({"role": "user", "content": "写。"},)
     assert ComplexBench().load(path).sha256 != ComplexBench("zh").load(path).sha256
     with pytest.raises(RubricError, match="language 'de' must be 'en' or 'zh'"):
         ComplexBench("de")
@@ -164,13 +166,13 @@ def test_extractions_that_are_read(text, spans):
     ],
 )
 def test_extractions_without_spans_are_unreadable(text):
-    with pytest.raises(Unreadable):
+    with pytest.raises(Unparsable):
         read_spans(text, "The whole.")
 
 
 def item(*rows):
     questions = [
-        Question("Q?", rules and parse_rules(rules), dimensions, (), dep)
+        ScoringQuestion("Q?", rules and parse_rules(rules), dimensions, (), dep)
         for rules, dimensions, dep in rows
     ]
     return ComplexItem("4", "Write.", "Writing", "And_1", tuple(questions))
@@ -178,27 +180,26 @@ def item(*rows):
 
 def test_a_failed_extraction_is_no_verdict_even_where_a_rule_holds_for_nothing():
     asked = item(("forbidden_word:[rain]", ("Keywords",), ()))
-    request = ComplexBench().request(asked, 0, "Sun.")
-    assert parse(request, '{"scope": "none", "spans": []}').value is True
-    for reply in (Reply(None), Reply("{", "truncated"), Reply("{")):
-        verdict = parse(request, reply)
-        assert (verdict.status != "ok", verdict.value) == (True, None)
+    (question,) = ComplexBench().decide(asked, "Sun.")
+    assert read_answer(question, '{"scope": "none", "spans": []}').value is True
+    verdict = read_answer(question, "{")
+    assert (verdict.status, verdict.value) == ("unparsable", None)
 
 
 def test_a_rule_sees_the_whole_response_and_a_judge_its_beginning():
     asked = item(("length:[5000,5000]", ("Length",), ()), (None, ("Topic",), ()))
     answer = "x" * 5000
-    by_rule = ComplexBench().request(asked, 0, answer)
-    assert parse(by_rule, '{"scope": "all", "spans": []}').value is True
-    for position in (0, 1):
-        content = ComplexBench().request(asked, position, answer).messages[0]["content"]
+    questions = ComplexBench().decide(asked, answer)
+    assert read_answer(questions[0], '{"scope": "all", "spans": []}').value is True
+    for question in questions:
+        content = question.messages[0]["content"]
         assert "x" * RESPONSE_CHARACTERS in content
         assert "x" * (RESPONSE_CHARACTERS + 1) not in content
 
 
 def test_only_rules_for_each_span_ask_for_several():
     asked = item(("model_length_each:[1,2]", (), ()), ("model_length:[1,2]", (), ()))
-    each, one = (ComplexBench().request(asked, n, "x").messages[0]["content"] for n in (0, 1))
+    each, one = (q.messages[0]["content"] for q in ComplexBench().decide(asked, "x"))
     assert "each object that it asks about" in each
     assert "the one part that it asks about" in one
 
@@ -221,14 +222,15 @@ def test_only_rules_for_each_span_ask_for_several():
     ],
 )
 def test_judge_texts(text, status, value):
-    verdict = parse(ComplexBench().request(item((None, (), ())), 0, "x"), text)
+    (question,) = ComplexBench().decide(item((None, (), ())), "x")
+    verdict = read_answer(question, text)
     assert (verdict.status, verdict.value) == (status, value)
 
 
 def test_a_failure_does_not_travel_along_a_chain():
     asked = item((None, ("Topic",), ()), (None, ("Length",), (0,)), (None, ("Keywords",), (1,)))
     raw = [False, True, True]
-    verdicts = [Verdict(f"4/{n}", "ok", value) for n, value in enumerate(raw)]
+    verdicts = {f"4/{n}": Verdict("ok", value) for n, value in enumerate(raw)}
     scores = ComplexBench().score([asked], verdicts)
     assert scores.details["after_dependencies"] == {"4/0": False, "4/1": False, "4/2": True}
     assert scores.metrics["complexbench_utility"] is None
@@ -236,7 +238,7 @@ def test_a_failure_does_not_travel_along_a_chain():
 
 def test_a_question_counts_once_for_each_of_its_dimensions():
     asked = item((None, ("Topic", "Sentiment", "Length"), ()), (None, ("Topic",), ()))
-    verdicts = [Verdict("4/0", "ok", True), Verdict("4/1", "ok", False)]
+    verdicts = {"4/0": Verdict("ok", True), "4/1": Verdict("ok", False)}
     scores = ComplexBench().score([asked], verdicts)
     assert scores.metrics["complexbench_semantic"] == pytest.approx(100 * 2 / 3)
     assert scores.metrics["complexbench_format"] == pytest.approx(100)
@@ -245,4 +247,4 @@ def test_a_question_counts_once_for_each_of_its_dimensions():
 
 def test_a_verdict_that_is_no_boolean_is_refused():
     with pytest.raises(RubricError, match="4/0: the verdict must be a boolean, not 1"):
-        ComplexBench().score([item((None, ("Topic",), ()))], [Verdict("4/0", "ok", 1)])
+        ComplexBench().score([item((None, ("Topic",), ()))], {"4/0": Verdict("ok", 1)})

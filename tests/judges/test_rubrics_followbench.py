@@ -5,9 +5,10 @@ import time
 
 import pytest
 
-from califkit.judges.rubrics import FollowBench, RubricError, Verdict, parse
+from califkit.judges.rubrics import FollowBench, RubricError, Verdict
 from califkit.judges.rubrics.followbench_data import FollowItem
 from califkit.judges.rubrics.followbench_rules import follows, is_rule_judged, matches_template
+from califkit.judges.verdicts import read_answer
 
 
 def record(level, **changes):
@@ -30,7 +31,7 @@ def test_items_have_the_levels_one_to_five_and_the_history_up_to_their_own(tmp_p
     items = FollowBench().load(tmp_path).items
     assert [item.id for item in items] == [f"style/7/{level}" for level in range(1, 6)]
     assert items[1].history == ("Write, step 0.", "Write, step 1.", "Write, step 2.")
-    assert FollowBench().prompts(items[1:2]) == [({"role": "user", "content": "Write, step 2."},)]
+    assert items[1].messages == ({"role": "user", "content": "Write, step 2."},)
 
 
 def test_the_file_and_not_the_field_is_the_category(tmp_path):
@@ -43,7 +44,8 @@ def test_level_0_may_be_absent_or_empty(tmp_path):
     assert FollowBench().load(path).items[0].history == ("Write, step 1.",)
     path = write(tmp_path, [record(0, instruction=""), *group()[1:]])
     item = FollowBench().load(path).items[0]
-    content = FollowBench().request(item, "Draft.").messages[0]["content"]
+    (question,) = FollowBench().decide(item, "Draft.")
+    content = question.messages[0]["content"]
     assert "(no instruction yet)" in content
     assert content.index("step 0") < content.index("step 1") < content.index("Draft.")
 
@@ -237,7 +239,8 @@ def test_rules_are_quick_on_one_repeated_character():
 
 def ask(level, text):
     item = FollowItem("style", 1, level, "own", ("x",), "")
-    return parse(FollowBench().request(item, "Draft."), text)
+    (question,) = FollowBench().decide(item, "Draft.")
+    return read_answer(question, text)
 
 
 @pytest.mark.parametrize(
@@ -285,13 +288,13 @@ def test_judge_texts_without_a_verdict(level, text):
 def test_a_group_without_all_its_levels_cannot_be_scored():
     items = FollowBench().load().items
     with pytest.raises(RubricError, match=r"style/1 has the levels \[2, 3, 4, 5\]"):
-        FollowBench().score([item for item in items if item.id != "style/1/1"], [])
+        FollowBench().score([item for item in items if item.id != "style/1/1"], {})
 
 
 def test_a_verdict_of_the_wrong_length_is_refused():
     items = FollowBench().load().items
     with pytest.raises(RubricError, match="style/1/3: the verdict must have 3 booleans"):
-        FollowBench().score(items, [Verdict("style/1/3", "ok", (True,))])
+        FollowBench().score(items, {"style/1/3": Verdict("ok", (True,))})
 
 
 def test_categories_weigh_the_same_however_many_groups_they_have():
@@ -300,7 +303,7 @@ def test_categories_weigh_the_same_however_many_groups_they_have():
         for category, n in (("content", 1), ("content", 2), ("content", 3), ("mixed", 1))
         for level in range(1, 6)
     ]
-    verdicts = [Verdict(item.id, "ok", (item.category == "mixed",)) for item in items]
+    verdicts = {item.id: Verdict("ok", (item.category == "mixed",)) for item in items}
     scores = FollowBench().score(items, verdicts)
     assert scores.metrics["followbench_hsr"] == pytest.approx(50)
     assert scores.metrics["followbench_csl"] == pytest.approx(2.5)

@@ -4,14 +4,16 @@ import json
 
 import pytest
 
-from califkit.judges.rubrics import AdvancedIF, ComplexBench, FollowBench, Reply, Verdict, parse
+from califkit.judges.parsing import Unparsable
+from califkit.judges.prompts import Messages, user_turn
+from califkit.judges.rubrics import AdvancedIF, ComplexBench, FollowBench, Verdict, judge_responses
 from califkit.judges.rubrics import complexbench_rules as complex_rules
 from califkit.judges.rubrics import followbench_rules as follow_rules
 from califkit.judges.rubrics.advancedif import CifItem
 from califkit.judges.rubrics.complexbench import DIMENSIONS, read_answer
 from califkit.judges.rubrics.complexbench_data import to_item
 from califkit.judges.rubrics.followbench_data import FollowItem
-from califkit.judges.rubrics.judge_text import Messages, Unreadable, user_turn
+from califkit.judges.verdicts import read_answer as read_verdict
 
 MESSAGES: Messages = user_turn("Do it.")
 TOLERANCE = 1e-6
@@ -30,8 +32,12 @@ def close(expected):
     return pytest.approx(expected, abs=TOLERANCE) if isinstance(expected, float) else expected
 
 
-def judge(request, raw):
-    return parse(request, Reply(None, "missing") if raw is None else Reply(raw))
+def judge(benchmark, item, raw):
+    """The verdict on the one unit of an item, from a judge's text."""
+    if raw is None:
+        return Verdict("missing")
+    (question,) = benchmark.decide(item, "An answer.")
+    return read_verdict(question, raw)
 
 
 def test_advancedif_cases(shared):
@@ -42,10 +48,10 @@ def test_advancedif_cases(shared):
         rows = case["rows"]
         items = [CifItem(f"row-{i}", MESSAGES, tuple(r["rubrics"])) for i, r in enumerate(rows)]
         verdicts = [
-            judge(benchmark.request(item, "An answer."), row["raw"])
-            for item, row in zip(items, rows, strict=True)
+            judge(benchmark, item, row["raw"]) for item, row in zip(items, rows, strict=True)
         ]
-        scores = benchmark.score(items, verdicts)
+        by_unit = {item.id: verdict for item, verdict in zip(items, verdicts, strict=True)}
+        scores = benchmark.score(items, by_unit)
         assert flat_advancedif(scores) == close(case["expected"]), case["name"]
         reference = dict(case["reference_as_released"])
         assert released_advancedif(scores) == close(reference), case["name"]
@@ -88,7 +94,7 @@ def test_followbench_judge_texts(shared):
     assert len(vectors) == 42
     for vector in vectors:
         item = FollowItem("style", 1, vector["level"], "s", ("x",), "")
-        verdict = judge(FollowBench().request(item, "An answer."), vector["raw"])
+        verdict = judge(FollowBench(), item, vector["raw"])
         holds = verdict.value or (False,)
         got = {"status": verdict.status, "hard": all(holds), "soft": sum(holds) / len(holds)}
         assert got == close(vector["expected"]), vector
@@ -126,9 +132,9 @@ def followbench_unit(category, group, level, cell):
     source = "E2E" if by_rule else "s"
     item = FollowItem(category, group["example_id"], level, source, ("x",), "")
     if by_rule:
-        return item, Verdict(item.id, "ok", (cell,))
+        return item, Verdict("ok", (cell,))
     raw = cell["raw"] if isinstance(cell, dict) else cell if cell is None else repr(cell)
-    return item, judge(FollowBench().request(item, "An answer."), raw)
+    return item, judge(FollowBench(), item, raw)
 
 
 def test_followbench_cases(shared):
@@ -141,7 +147,7 @@ def test_followbench_cases(shared):
             for group in groups
             for level, cell in enumerate(group["levels"], start=1)
         ]
-        scores = FollowBench().score([i for i, _ in units], [v for _, v in units])
+        scores = FollowBench().score([i for i, _ in units], {i.id: v for i, v in units})
         got = {key: scores.details[key] for key in ("per_category", "macro", "micro")}
         got |= {key: scores.counts[key] for key in ("n_missing", "n_unparsable")}
         assert got == close(case["expected"]), case["name"]
@@ -169,7 +175,7 @@ def test_complexbench_judge_texts(shared):
     for vector in vectors:
         try:
             got = read_answer(vector["raw"])
-        except Unreadable:
+        except Unparsable:
             got = False  # what the released parser makes of it
         assert got is vector["expected"], vector
 
@@ -205,12 +211,12 @@ def test_complexbench_cases(shared):
     assert len(cases) == 37
     for case in cases:
         items = [complexbench_item(row) for row in case["instances"]]
-        verdicts = [
-            Verdict(f"{row['main_id']}/{i}", "ok", question["verdict"])
+        verdicts = {
+            f"{row['main_id']}/{i}": Verdict("ok", question["verdict"])
             for row in case["instances"]
             for i, question in enumerate(row["scoring_questions"])
             if question["verdict"] is not None
-        ]
+        }
         scores = ComplexBench().score(items, verdicts)
         after = scores.details["after_dependencies"]
         got = {name: scores.metrics[f"complexbench_{name}"] for name in DIMENSIONS} | {
@@ -244,6 +250,6 @@ def test_samples_of_the_native_files_load(shared, benchmark, path, n):
     assert len(loaded.items) == n
     assert "do not compare with published ones" in loaded.warnings[0]
     responses = {item.id: "A response." for item in loaded.items}
-    decided = benchmark.rule_verdicts(loaded.items, responses)
-    asked = benchmark.judge_requests(loaded.items, responses)
-    assert len(decided) + len(asked) == len(benchmark.units(loaded.items))
+    failed = Verdict("failed")
+    judged = judge_responses(benchmark, loaded.items, responses, lambda q: [failed] * len(q))
+    assert len(judged) == sum(len(benchmark.units(item)) for item in loaded.items)

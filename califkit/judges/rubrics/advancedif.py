@@ -13,32 +13,26 @@ import csv
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from string import Template
 from typing import Any
 
-from califkit.judges.rubrics.base import (
-    Request,
-    Scores,
-    Verdict,
-    answer_to,
-    match_verdicts,
-    percent,
-    status_counts,
-    unanswered,
-)
-from califkit.judges.rubrics.files import SAMPLE, Loaded, RubricError, digest, require, sample_path
-from califkit.judges.rubrics.judge_text import (
-    DATA_NOTE,
+from califkit.judges.parsing import Unparsable, read_object, without_reasoning
+from califkit.judges.prompts import (
+    BOOLEAN,
+    TEXT,
     Messages,
-    Unreadable,
-    structured_answer,
+    Prompt,
+    Question,
+    answer_schema,
     tagged,
     user_turn,
 )
+from califkit.judges.rubrics.base import DATA_NOTE, Scores, match_verdicts, percent, status_counts
+from califkit.judges.rubrics.files import SAMPLE, Loaded, RubricError, digest, require, sample_path
+from califkit.judges.verdicts import Verdict
 
 HUB_FILE = "if_oss_full_data.csv"
 CIF_NAMES = ("complex_if_single_turn_v5", "if_complex_if_oss")
@@ -48,7 +42,7 @@ N_ROWS = 402
 COLUMNS = ("conversation_history", "benchmark_name", "prompt_metadata")
 FLAG = "SATISFIED_ALL_REQUIREMENTS"
 
-_PROMPT = Template(f"""\
+_TEXT = f"""\
 Check a response to a prompt against a list of criteria.
 
 {DATA_NOTE}
@@ -66,24 +60,13 @@ each on its own, whatever you think of the others.
 Reply with one JSON object and nothing else, with exactly $n entries in "criteria", in the order \
 of the list:
 {{"criteria": [{{"reason": "<one sentence>", "satisfied": <true or false>}}, ...], \
-"all_satisfied": <true if every criterion is satisfied, else false>}}""")
+"all_satisfied": <true if every criterion is satisfied, else false>}}"""
 
-_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "criteria": {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "properties": {"reason": {"type": "string"}, "satisfied": {"type": "boolean"}},
-                "required": ["reason", "satisfied"],
-            },
-        },
-        "all_satisfied": {"type": "boolean"},
-    },
-    "required": ["criteria", "all_satisfied"],
-}
-VERSION = digest([_PROMPT.template, _SCHEMA])[:12]
+_ENTRY = answer_schema(reason=TEXT, satisfied=BOOLEAN)
+_PROMPT = Prompt(
+    _TEXT,
+    answer_schema(criteria={"type": "array", "items": _ENTRY}, all_satisfied=BOOLEAN),
+)
 
 
 @dataclass(frozen=True)
@@ -160,47 +143,26 @@ class AdvancedIF:
         sha256 = digest([[i.id, i.messages, i.rubrics] for i in items])
         return Loaded(tuple(items), shown, sha256, warnings)
 
-    def prompts(self, items: Sequence[CifItem]) -> list[Messages]:
-        """The conversations as they stand in the data."""
-        return [item.messages for item in items]
+    def units(self, item: CifItem) -> list[str]:
+        return [item.id]
 
-    def units(self, items: Sequence[CifItem]) -> list[tuple[str, CifItem]]:
-        return [(item.id, item) for item in items]
+    def nothing(self, item: CifItem) -> Reading:
+        return full_reading([False] * len(item.rubrics), False)
 
-    def rule_verdicts(
-        self, items: Sequence[CifItem], responses: Mapping[str, str | None]
-    ) -> list[Verdict]:
-        """Absent and empty answers; nothing else is decided without a judge."""
-        verdicts = []
-        for item in items:
-            nothing = full_reading([False] * len(item.rubrics), False)
-            if verdict := unanswered(item.id, answer_to(item, responses), nothing):
-                verdicts.append(verdict)
-        return verdicts
-
-    def judge_requests(
-        self, items: Sequence[CifItem], responses: Mapping[str, str | None]
-    ) -> list[Request]:
-        """One request a response, with all criteria."""
-        return [
-            self.request(item, answer)
-            for item in items
-            if (answer := answer_to(item, responses)) is not None and answer.strip()
-        ]
-
-    def request(self, item: CifItem, answer: str) -> Request:
+    def decide(self, item: CifItem, answer: str) -> list[Question | Verdict]:
+        """One question with all criteria."""
         criteria = "\n".join(f"{i}. {text}" for i, text in enumerate(item.rubrics, start=1))
-        prompt = _PROMPT.substitute(
+        question = _PROMPT.ask(
+            partial(read_answer, n=len(item.rubrics), whole_words=self.whole_words),
             prompt=tagged("prompt", item.messages[-1]["content"]),
             response=tagged("response", answer),
             criteria=tagged("criteria", criteria),
             n=len(item.rubrics),
         )
-        read = partial(read_answer, n=len(item.rubrics), whole_words=self.whole_words)
-        return Request(item.id, user_turn(prompt), _SCHEMA, VERSION, read)
+        return [question]
 
     def score(
-        self, items: Sequence[CifItem], verdicts: Iterable[Verdict], strict: bool = False
+        self, items: Sequence[CifItem], verdicts: Mapping[str, Verdict], strict: bool = False
     ) -> Scores:
         """Both metrics of Table 1; see `califkit.judges.rubrics.base.Benchmark`.
 
@@ -244,19 +206,17 @@ def read_answer(text: str, n: int, whole_words: bool = False) -> Reading:
 
     Raises
     ------
-    Unreadable
+    Unparsable
         If there is no verdict on any criterion.
     """
-    value = structured_answer(text, "criteria", "rubrics_check", FLAG)
-    if value is None:
-        raise Unreadable("no JSON object")
+    value = read_object(text, "criteria", "rubrics_check", FLAG)
     if "criteria" in value:
         return _read_ours(value, n)
     reading = _read_released(value, n, whole_words)
-    if reading.released is not None and not _is_json(text):
+    if reading.released is not None and not _is_json(without_reasoning(text)):
         reading = Reading(reading.satisfied, reading.flag, None)
     if not _judged(reading.satisfied):
-        raise Unreadable("no verdict on any criterion", reading)
+        raise Unparsable("no verdict on any criterion", reading)
     return reading
 
 
@@ -286,10 +246,10 @@ def released_scores(rows: Sequence[ReleasedRow | None]) -> dict[str, float | int
 def _read_ours(value: Mapping[str, Any], n: int) -> Reading:
     entries = value["criteria"]
     if not isinstance(entries, list) or len(entries) != n:
-        raise Unreadable(f"'criteria' must be a list of {n} entries")
+        raise Unparsable(f"'criteria' must be a list of {n} entries")
     verdicts = [e.get("satisfied") if isinstance(e, dict) else None for e in entries]
     if not all(isinstance(verdict, bool) for verdict in verdicts):
-        raise Unreadable("every entry of 'criteria' needs 'satisfied', true or false")
+        raise Unparsable("every entry of 'criteria' needs 'satisfied', true or false")
     flag = value.get("all_satisfied")
     return full_reading(verdicts, flag if isinstance(flag, bool) else None)
 
@@ -298,9 +258,9 @@ def _read_released(value: Mapping[str, Any], n: int, whole_words: bool) -> Readi
     """``rubrics_check`` with texts that hold yes or no. A text that is none fails the row."""
     checks, flag = value.get("rubrics_check", {}), value.get(FLAG, "NO")
     if not isinstance(checks, dict) or not isinstance(flag, str):
-        raise Unreadable("'rubrics_check' must be an object and the flag a text")
+        raise Unparsable("'rubrics_check' must be an object and the flag a text")
     if not all(isinstance(text, str) for text in checks.values()):
-        raise Unreadable("an entry of 'rubrics_check' is not a text")
+        raise Unparsable("an entry of 'rubrics_check' is not a text")
     yes = {key: _says_yes(text, whole_words) for key, text in checks.items()}
     satisfied = tuple(yes.get(f"question_{number}") for number in range(1, n + 1))
     released = ReleasedRow(flag, len(yes), sum(yes.values()), satisfied.count(True) / n)

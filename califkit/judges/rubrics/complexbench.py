@@ -12,46 +12,31 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from string import Template
 from typing import Any
 
-from califkit.judges.rubrics.base import (
-    Request,
-    Scores,
-    Verdict,
-    answer_to,
-    match_verdicts,
-    percent,
-    status_counts,
-    unanswered,
-)
+from califkit.judges.parsing import Unparsable, find_object, without_reasoning
+from califkit.judges.prompts import BOOLEAN, TEXT, Prompt, Question, answer_schema, tagged
+from califkit.judges.rubrics.base import DATA_NOTE, Scores, match_verdicts, percent, status_counts
 from califkit.judges.rubrics.complexbench_data import (
     DIMENSIONS,
     ComplexItem,
     Language,
-    Question,
+    ScoringQuestion,
     count_pairs,
     load_items,
 )
 from califkit.judges.rubrics.complexbench_rules import Rule, follows, read_spans
-from califkit.judges.rubrics.files import Loaded, RubricError, digest
-from califkit.judges.rubrics.judge_text import (
-    DATA_NOTE,
-    Messages,
-    Unreadable,
-    structured_answer,
-    tagged,
-    user_turn,
-)
+from califkit.judges.rubrics.files import Loaded, RubricError
+from califkit.judges.verdicts import Verdict
 
 INSTRUCTION_CHARACTERS, RESPONSE_CHARACTERS = 6000, 4000
 """What the judge is shown of either, as in the released code."""
 
-_ANSWER = Template(f"""\
+_ANSWER_TEXT = f"""\
 Answer one yes-or-no question about a response to an instruction.
 
 {DATA_NOTE}
@@ -73,16 +58,11 @@ evidence either way.
 response took.
 
 Reply with one JSON object and nothing else:
-{{"analysis": "<at most three sentences>", "answer": <true for yes, false for no>}}""")
+{{"analysis": "<at most three sentences>", "answer": <true for yes, false for no>}}"""
 
-_ANSWER_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "properties": {"analysis": {"type": "string"}, "answer": {"type": "boolean"}},
-    "required": ["analysis", "answer"],
-}
-ANSWER_VERSION = digest([_ANSWER.template, _ANSWER_SCHEMA])[:12]
+_ANSWER = Prompt(_ANSWER_TEXT, answer_schema(analysis=TEXT, answer=BOOLEAN))
 
-_EXTRACT = Template(f"""\
+_EXTRACT_TEXT = f"""\
 Find the part of a response that a question is about. Do not answer the question: a program will, \
 on the text that you copy.
 
@@ -102,19 +82,18 @@ punctuation, and leave out what the question is not about, such as headings and 
 
 Reply with one JSON object and nothing else:
 {{"scope": "<all, spans or none>", "spans": ["<verbatim text>", ...]}}
-"spans" is empty unless the scope is "spans".""")
+"spans" is empty unless the scope is "spans"."""
 
-_EXTRACT_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "scope": {"type": "string", "enum": ["all", "spans", "none"]},
-        "spans": {"type": "array", "items": {"type": "string"}},
-    },
-    "required": ["scope", "spans"],
-}
 _ONE = "give the one part that it asks about."
 _EACH = "give each object that it asks about as an entry of its own, in their order."
-EXTRACT_VERSION = digest([_EXTRACT.template, _ONE, _EACH, _EXTRACT_SCHEMA])[:12]
+_EXTRACT = Prompt(
+    _EXTRACT_TEXT,
+    answer_schema(
+        scope={"type": "string", "enum": ["all", "spans", "none"]},
+        spans={"type": "array", "items": TEXT},
+    ),
+    (_ONE, _EACH),
+)
 
 _CHINESE_ANSWER = re.compile(r"答案：\s*([是否])")
 
@@ -132,69 +111,42 @@ class ComplexBench:
             raise RubricError(f"language {self.language!r} must be 'en' or 'zh'")
 
     def load(self, source: str | Path | None = None) -> Loaded:
-        """Instances of the native JSON file; None for those that come with the package.
-
-        Raises
-        ------
-        RubricError
-            If the file cannot be read or an instance does not fit, an unknown rule included; the
-            message names file, instance, field and value.
-        """
+        """See `califkit.judges.rubrics.complexbench_data.load_items`."""
         return load_items(source, self.language)
 
-    def prompts(self, items: Sequence[ComplexItem]) -> list[Messages]:
-        """The instruction as one user turn."""
-        return [user_turn(item.instruction) for item in items]
+    def units(self, item: ComplexItem) -> list[str]:
+        return [_unit(item, position) for position in range(len(item.questions))]
 
-    def units(self, items: Sequence[ComplexItem]) -> list[tuple[str, ComplexItem]]:
-        return [(_unit(item, n), item) for item in items for n in range(len(item.questions))]
+    def nothing(self, item: ComplexItem) -> bool:
+        return False
 
-    def rule_verdicts(
-        self, items: Sequence[ComplexItem], responses: Mapping[str, str | None]
-    ) -> list[Verdict]:
-        """Absent and empty answers only: a rule too needs a judge, who extracts its spans."""
-        return [
-            verdict
-            for unit, item in self.units(items)
-            if (verdict := unanswered(unit, answer_to(item, responses), False))
-        ]
+    def decide(self, item: ComplexItem, answer: str) -> list[Question | Verdict]:
+        """For each scoring question one for a verdict, or for the spans that its rule decides."""
+        return [self._ask(item, question, answer) for question in item.questions]
 
-    def judge_requests(
-        self, items: Sequence[ComplexItem], responses: Mapping[str, str | None]
-    ) -> list[Request]:
-        """One request a question: for a verdict, or for the spans that its rule then decides."""
-        return [
-            self.request(item, position, answer)
-            for item in items
-            if (answer := answer_to(item, responses)) is not None and answer.strip()
-            for position in range(len(item.questions))
-        ]
-
-    def request(self, item: ComplexItem, position: int, answer: str) -> Request:
-        question, unit = item.questions[position], _unit(item, position)
+    def _ask(self, item: ComplexItem, question: ScoringQuestion, answer: str) -> Question:
         material = {
             "instruction": tagged("instruction", item.instruction[:INSTRUCTION_CHARACTERS]),
             "response": tagged("response", answer[:RESPONSE_CHARACTERS]),
             "question": tagged("question", question.text),
         }
         if question.rules is None:
-            messages = user_turn(_ANSWER.substitute(material))
-            return Request(unit, messages, _ANSWER_SCHEMA, ANSWER_VERSION, read_answer)
+            return _ANSWER.ask(read_answer, **material)
         how_many = _EACH if any(rule.each for rule in question.rules) else _ONE
-        messages = user_turn(_EXTRACT.substitute(material, how_many=how_many))
         read = partial(decide_by_rule, rules=question.rules, response=answer)
-        return Request(unit, messages, _EXTRACT_SCHEMA, EXTRACT_VERSION, read)
+        return _EXTRACT.ask(read, how_many=how_many, **material)
 
     def score(
-        self, items: Sequence[ComplexItem], verdicts: Iterable[Verdict], strict: bool = False
+        self, items: Sequence[ComplexItem], verdicts: Mapping[str, Verdict], strict: bool = False
     ) -> Scores:
         """The four metrics of Table 1; see `califkit.judges.rubrics.base.Benchmark`.
 
         `details` has DRFR and the shares by dimension, composition type, category and task;
         ``after_dependencies`` has every question.
         """
-        matched = match_verdicts([unit for unit, _ in self.units(items)], verdicts, strict)
-        raw = {unit: _is_true(verdict) for unit, verdict in matched.items()}
+        units = [unit for item in items for unit in self.units(item)]
+        matched = match_verdicts(units, verdicts, strict)
+        raw = {unit: _is_true(unit, verdict) for unit, verdict in matched.items()}
         satisfied = after_dependencies(items, raw)
         tallies = _tally(items, satisfied)
         metrics = {
@@ -229,18 +181,19 @@ def read_answer(text: str) -> bool:
 
     Raises
     ------
-    Unreadable
+    Unparsable
         For anything undecided; the released code takes that for no.
     """
-    value = structured_answer(text, "answer")
+    value = find_object(text, "answer")
     if value is not None:
         if not isinstance(value["answer"], bool):
-            raise Unreadable(f"'answer' must be true or false, not {value['answer']!r:.40}")
+            raise Unparsable(f"'answer' must be true or false, not {value['answer']!r:.40}")
         return value["answer"]
+    text = without_reasoning(text)
     marked = _CHINESE_ANSWER.findall(text)
     words = set(marked) if len(marked) == 1 else {word for word in "是否" if word in text}
     if len(words) != 1:
-        raise Unreadable("neither yes nor no, or both")
+        raise Unparsable("neither yes nor no, or both")
     return words == {"是"}
 
 
@@ -252,7 +205,7 @@ def decide_by_rule(text: str, rules: Sequence[Rule], response: str) -> bool:
 def after_dependencies(items: Sequence[ComplexItem], raw: Mapping[str, bool]) -> dict[str, bool]:
     """Whether questions are satisfied: their own raw verdict and those they depend on are true."""
 
-    def holds(item: ComplexItem, position: int, question: Question) -> bool:
+    def holds(item: ComplexItem, position: int, question: ScoringQuestion) -> bool:
         return all(raw[_unit(item, p)] for p in (position, *question.dep))
 
     return {
@@ -266,11 +219,11 @@ def _unit(item: ComplexItem, position: int) -> str:
     return f"{item.id}/{position}"
 
 
-def _is_true(verdict: Verdict) -> bool:
+def _is_true(unit: str, verdict: Verdict) -> bool:
     if verdict.status != "ok":
         return False
     if not isinstance(verdict.value, bool):
-        raise RubricError(f"{verdict.id}: the verdict must be a boolean, not {verdict.value!r}")
+        raise RubricError(f"{unit}: the verdict must be a boolean, not {verdict.value!r}")
     return verdict.value
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from califkit.judges.prompts import Messages, user_turn
 from califkit.judges.rubrics.complexbench_rules import Rule, parse_rules
 from califkit.judges.rubrics.files import (
     SAMPLE,
@@ -38,7 +39,7 @@ N_PAIRS = {"lexical": 467, "semantic": 733, "format": 954}
 
 
 @dataclass(frozen=True)
-class Question:
+class ScoringQuestion:
     """A scoring question. `dep` are positions of questions whose raw verdicts it needs;
     `rules` is None where the judge decides."""
 
@@ -57,11 +58,23 @@ class ComplexItem:
     instruction: str
     task: str
     category: str
-    questions: tuple[Question, ...]
+    questions: tuple[ScoringQuestion, ...]
+
+    @property
+    def messages(self) -> Messages:
+        """The instruction as one user turn."""
+        return user_turn(self.instruction)
 
 
 def load_items(source: str | Path | None, language: Language) -> Loaded:
-    """See `califkit.judges.rubrics.complexbench.ComplexBench.load`."""
+    """Instances of the native JSON file; None for those that come with the package.
+
+    Raises
+    ------
+    RubricError
+        If the file cannot be read or an instance does not fit, an unknown rule included; the
+        message names file, instance, field and value.
+    """
     path = sample_path("complexbench.json") if source is None else Path(source)
     shown = SAMPLE if source is None else str(source)
     rows = read_json(path)
@@ -104,14 +117,14 @@ def count_pairs(items: Sequence[ComplexItem]) -> dict[str, int]:
 
 def _question(
     row: Mapping[str, Any], position: int, n_questions: int, suffix: str, where: str
-) -> Question:
+) -> ScoringQuestion:
     if (point := require(row, "point_id", int, where)) != position:
         raise RubricError(f"{where}: field 'point_id' is {point}, not the position {position}")
     dep = require(row, "dep", list, where)
     others = [p for p in range(n_questions) if p != position]
     if not all(isinstance(p, int) and p in others for p in dep):
         raise RubricError(f"{where}: field 'dep' must hold positions of other questions: {dep!r}")
-    return Question(
+    return ScoringQuestion(
         text=_text(row, f"question{suffix}", where),
         rules=_rules(row, where),
         dimensions=_names(row, "constraint_dimensions", where),

@@ -19,8 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from califkit.judges.json_text import outermost_objects
-from califkit.judges.rubrics.judge_text import Unreadable, structured_answer
+from califkit.judges.parsing import Unparsable, find_object, outermost_objects, without_reasoning
 
 _FULL_WIDTH = str.maketrans(",.!?:;()", "，。！？：；（）")
 _QUOTES = "\"'“”‘’「」『』"
@@ -74,15 +73,15 @@ def read_spans(text: str | None, response: str) -> list[str]:
 
     Raises
     ------
-    Unreadable
+    Unparsable
         For an object in our format that does not fit it.
     """
     if text is None:
         return []
-    value = structured_answer(text, "scope")
+    value = find_object(text, "scope")
     if value is not None:
         return _structured_spans(value, response)
-    text = text.rpartition(_HEADING)[2]
+    text = without_reasoning(text).rpartition(_HEADING)[2]
     if note := _NOTE.search(text):
         text = text[: note.start()]
     label = _LABEL if _LABEL in text else "："
@@ -101,9 +100,9 @@ def _structured_spans(value: dict[str, Any], response: str) -> list[str]:
     if scope == "none":
         return []
     if scope != "spans" or not isinstance(spans, list) or not spans:
-        raise Unreadable("'scope' must be all, none, or spans with a list of them")
+        raise Unparsable("'scope' must be all, none, or spans with a list of them")
     if not all(isinstance(span, str) for span in spans):
-        raise Unreadable("'spans' must be a list of texts")
+        raise Unparsable("'spans' must be a list of texts")
     return [span.strip() for span in spans]
 
 

@@ -9,33 +9,19 @@ over the categories): the paper's HSR cannot be pooled over 820 items.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from string import Template
 from typing import Any
 
+from califkit.judges.parsing import Unparsable, find_object, without_reasoning
+from califkit.judges.prompts import TEXT, Prompt, Question, answer_schema, tagged
 from califkit.judges.rubrics import followbench_rules as rules
-from califkit.judges.rubrics.base import (
-    Request,
-    Scores,
-    Verdict,
-    answer_to,
-    match_verdicts,
-    status_counts,
-    unanswered,
-)
-from califkit.judges.rubrics.files import Loaded, RubricError, digest
+from califkit.judges.rubrics.base import DATA_NOTE, Scores, match_verdicts, status_counts
+from califkit.judges.rubrics.files import Loaded, RubricError
 from califkit.judges.rubrics.followbench_data import LEVELS, FollowItem, load_items
-from califkit.judges.rubrics.judge_text import (
-    DATA_NOTE,
-    Messages,
-    Unreadable,
-    structured_answer,
-    tagged,
-    user_turn,
-)
+from califkit.judges.verdicts import Verdict
 
 _KINDS = {
     "content": "Each one narrows what the text is about or what it must contain.",
@@ -45,7 +31,7 @@ _KINDS = {
     "mixed": "They are of different kinds: content, situation, style or form.",
 }
 
-_PROMPT = Template(f"""\
+_TEXT = f"""\
 Decide which of the constraints that were added to an instruction a response meets.
 
 The instruction grew in $level steps. Below it stands at every step; each step added one \
@@ -62,17 +48,10 @@ YES only if the response meets it in full, else NO.
 
 Reply with one JSON object and nothing else, with exactly $level entries in "verdicts":
 {{"reason": "<the constraints and what speaks for or against each>", \
-"verdicts": ["<YES or NO>", ...]}}""")
+"verdicts": ["<YES or NO>", ...]}}"""
 
-_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "reason": {"type": "string"},
-        "verdicts": {"type": "array", "items": {"type": "string", "enum": ["YES", "NO"]}},
-    },
-    "required": ["reason", "verdicts"],
-}
-VERSION = digest([_PROMPT.template, _KINDS, _SCHEMA])[:12]
+_WORDS = {"type": "array", "items": {"type": "string", "enum": ["YES", "NO"]}}
+_PROMPT = Prompt(_TEXT, answer_schema(reason=TEXT, verdicts=_WORDS), (_KINDS,))
 
 _HOLDS = {"YES": True} | dict.fromkeys(("NO", "PARTIAL", "MAYBE", "UNKNOWN", "N/A"), False)
 _LONGEST_LIST = 1000  # characters that are handed to Python's literal parser
@@ -86,70 +65,36 @@ class FollowBench:
     name: str = "followbench"
 
     def load(self, source: str | Path | None = None) -> Loaded:
-        """Items of level 1 to 5 of the native files.
-
-        Parameters
-        ----------
-        source
-            The folder with ``<category>_constraints.json`` files, or one such file; None for the
-            items that come with the package.
-
-        Raises
-        ------
-        RubricError
-            If there is no such file or a record does not fit; the message names file, record,
-            field and value.
-        """
+        """See `califkit.judges.rubrics.followbench_data.load_items`."""
         return load_items(source)
 
-    def prompts(self, items: Sequence[FollowItem]) -> list[Messages]:
-        """The instruction of the item's level as one user turn."""
-        return [user_turn(item.history[-1]) for item in items]
+    def units(self, item: FollowItem) -> list[str]:
+        return [item.id]
 
-    def units(self, items: Sequence[FollowItem]) -> list[tuple[str, FollowItem]]:
-        return [(item.id, item) for item in items]
+    def nothing(self, item: FollowItem) -> tuple[bool, ...]:
+        return (False,) * (1 if item.by_rule else item.level)
 
-    def rule_verdicts(
-        self, items: Sequence[FollowItem], responses: Mapping[str, str | None]
-    ) -> list[Verdict]:
-        verdicts = []
-        for item in items:
-            answer = answer_to(item, responses)
-            nothing = (False,) * (1 if item.by_rule else item.level)
-            if verdict := unanswered(item.id, answer, nothing):
-                verdicts.append(verdict)
-            elif item.by_rule:
-                verdicts.append(Verdict(item.id, "ok", (_by_rule(item, answer or ""),), "by rule"))
-        return verdicts
-
-    def judge_requests(
-        self, items: Sequence[FollowItem], responses: Mapping[str, str | None]
-    ) -> list[Request]:
-        return [
-            self.request(item, answer)
-            for item in items
-            if not item.by_rule
-            and (answer := answer_to(item, responses)) is not None
-            and answer.strip()
-        ]
-
-    def request(self, item: FollowItem, answer: str) -> Request:
+    def decide(self, item: FollowItem, answer: str) -> list[Question | Verdict]:
+        """One question with all levels, or the verdict of the item's rule."""
+        if item.by_rule:
+            target = (item.category, item.source, item.example_id, item.level, item.target)
+            return [Verdict("ok", (rules.follows(*target, answer),), reason="by rule")]
         first = item.level + 1 - len(item.history)
         history = "\n\n".join(
             tagged(f"instruction, step {step}", text or "(no instruction yet)")
             for step, text in enumerate(item.history, start=first)
         )
-        prompt = _PROMPT.substitute(
+        question = _PROMPT.ask(
+            partial(read_verdicts, level=item.level),
             level=item.level,
             kind=_KINDS[item.category],
             history=history,
             response=tagged("response", answer),
         )
-        read = partial(read_verdicts, level=item.level)
-        return Request(item.id, user_turn(prompt), _SCHEMA, VERSION, read)
+        return [question]
 
     def score(
-        self, items: Sequence[FollowItem], verdicts: Iterable[Verdict], strict: bool = False
+        self, items: Sequence[FollowItem], verdicts: Mapping[str, Verdict], strict: bool = False
     ) -> Scores:
         """The three metrics of Table 1; see `califkit.judges.rubrics.base.Benchmark`.
 
@@ -188,14 +133,14 @@ def read_verdicts(text: str, level: int) -> tuple[bool, ...]:
 
     Raises
     ------
-    Unreadable
+    Unparsable
     """
-    value = structured_answer(text, "verdicts")
+    value = find_object(text, "verdicts")
     words = _last_line_words(text, level) if value is None else value["verdicts"]
     if not isinstance(words, list) or len(words) != level:
-        raise Unreadable(f"no list of {level} verdicts")
+        raise Unparsable(f"no list of {level} verdicts")
     if not all(isinstance(word, str) and word in _HOLDS for word in words):
-        raise Unreadable(f"a verdict is none of {', '.join(_HOLDS)}")
+        raise Unparsable(f"a verdict is none of {', '.join(_HOLDS)}")
     return tuple(_HOLDS[word] for word in words)
 
 
@@ -229,24 +174,18 @@ def released_scores(
     return {"per_category": printed, "level_weighted": weighted}
 
 
-def _by_rule(item: FollowItem, answer: str) -> bool:
-    return rules.follows(
-        item.category, item.source, item.example_id, item.level, item.target, answer
-    )
-
-
 def _last_line_words(text: str, level: int) -> list[Any]:
-    line = text.strip("` \t\r\n").rpartition("\n")[2]
+    line = without_reasoning(text).strip("` \t\r\n").rpartition("\n")[2]
     if level == 1:
         found = next((word for word in ("YES", "NO") if word in line), None)
         return [] if found is None else [found]
     start, end = line.find("["), line.rfind("]")
     if not 0 <= start < end or end - start > _LONGEST_LIST:
-        raise Unreadable("no list in the last line")
+        raise Unparsable("no list in the last line")
     try:
         return ast.literal_eval(line[start : end + 1])
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
-        raise Unreadable("the list in the last line is not a literal") from error
+        raise Unparsable("the list in the last line is not a literal") from error
 
 
 def _hard_soft(item: FollowItem, verdict: Verdict) -> tuple[float, float]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from califkit.judges.prompts import Messages, user_turn
 from califkit.judges.rubrics import followbench_rules as rules
 from califkit.judges.rubrics.files import (
     SAMPLE,
@@ -52,12 +53,30 @@ class FollowItem:
         return f"{self.category}/{self.example_id}/{self.level}"
 
     @property
+    def messages(self) -> Messages:
+        """The instruction of the item's level as one user turn."""
+        return user_turn(self.history[-1])
+
+    @property
     def by_rule(self) -> bool:
         return rules.is_rule_judged(self.category, self.source, self.example_id)
 
 
 def load_items(source: str | Path | None) -> Loaded:
-    """See `califkit.judges.rubrics.followbench.FollowBench.load`."""
+    """Items of level 1 to 5 of the native files.
+
+    Parameters
+    ----------
+    source
+        The folder with ``<category>_constraints.json`` files, or one such file; None for the items
+        that come with the package.
+
+    Raises
+    ------
+    RubricError
+        If there is no such file or a record does not fit; the message names file, record, field and
+        value.
+    """
     shown = SAMPLE if source is None else str(source)
     items: list[FollowItem] = []
     n_records = 0

@@ -2,7 +2,7 @@
 
 import pytest
 
-from califkit.judges.json_text import outermost_objects
+from califkit.judges.parsing import outermost_objects
 
 
 @pytest.mark.parametrize(
@@ -21,11 +21,3 @@ from califkit.judges.json_text import outermost_objects
 )
 def test_objects_of_a_text(text, objects, cut_off):
     assert outermost_objects(text) == (objects, cut_off)
-
-
-def test_judges_and_rubrics_read_objects_with_the_same_parser():
-    from califkit.judges import parsing
-    from califkit.judges.rubrics import complexbench_rules, judge_text
-
-    for module in (parsing, complexbench_rules, judge_text):
-        assert module.outermost_objects is outermost_objects
