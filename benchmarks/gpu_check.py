@@ -76,10 +76,10 @@ def likelihood(tiny: bool) -> None:
     answers = [response.answer.token_ids for response in responses]
     exact = cpu_scorer(name).score(requests, answers).tolist()
     device = engine.model.device.type
-    for shared in (False, True):
-        scorer = ReferenceScorer(engine.model, engine.tokenizer, shared_prefix=shared)
+    for rows, tokens in (("one by one", 1), ("with a shared prefix", 2048)):
+        scorer = ReferenceScorer(engine.model, engine.tokenizer, tokens_per_pass=tokens)
         found = scorer.score(requests, answers).tolist()
-        where = f"{device} {scorer.precision}, shared prefix {shared}"
+        where = f"{device} {scorer.precision}, {rows}"
         compare(f"l, {where}, and CPU float32", found, exact)
 
 

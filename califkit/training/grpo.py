@@ -1,10 +1,9 @@
 """GRPO with TRL: a training stage -> policy, training log and rollouts.
 
-The only module beside `califkit.rewards.reference` that knows TRL. Every default of ``GRPOConfig``
-that matters is set here or in the params file; the resolved configuration goes into the manifest.
-Where TRL's defaults differ from the paper's training (section 3): beta is 0.001 and not 0, the KL
-term is the plain low-variance estimator (no bias correction), and bfloat16 is switched off on a
-CPU.
+Every default of ``GRPOConfig`` that matters is set here or in the params file; the resolved
+configuration goes into the manifest. Where TRL's defaults differ from the paper's training (section
+3): beta is 0.001 and not 0, the KL term is the plain low-variance estimator (no bias correction),
+and bfloat16 is switched off on a CPU. The trainer itself is that of `califkit.training.groups`.
 
 A killed run continues from its last checkpoint; log rows after that checkpoint are cut and computed
 again, so the final rows equal those of an unbroken run. Under torchrun (or `califkit.runs.machine`)
@@ -30,7 +29,7 @@ from accelerate.utils import broadcast_object_list
 from datasets import Dataset
 from peft import LoraConfig, PeftModel
 from transformers import AutoModelForCausalLM, PrinterCallback, TrainerCallback
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOConfig
 
 from califkit.anchors.measure import (
     AnchorError,
@@ -61,6 +60,7 @@ from califkit.training.checkpoints import (
     step_of,
 )
 from califkit.training.checks import check_gpu
+from califkit.training.groups import GroupTrainer
 from califkit.training.log import TrainingLog
 from califkit.training.tau import fixed_tau, judge_settings
 
@@ -254,7 +254,7 @@ def _train(
     if "tensorboard" in execution.report_to:  # else it writes among the checkpoints
         os.environ["TENSORBOARD_LOGGING_DIR"] = str(run.folder / "tensorboard")
     folder = resolve(stage.anchors.model)
-    trainer = GRPOTrainer(
+    trainer = GroupTrainer(
         model=str(folder),
         reward_funcs=reward,
         args=config,
@@ -274,6 +274,7 @@ def _train(
             "dropped_prompts": len(loaded.instances) - len(instances),
             "semantics": reward.semantics,
             "reference": reward.reference_kind,
+            "prompts": str(trainer.sharing),
             **({"tau": asdict(tau)} if tau else {}),
             "anchor_self_test": difference,
             "device": trainer.model.device.type,
@@ -282,6 +283,7 @@ def _train(
             "trl_config": resolved_config(config, run.folder),
         }
         if config.distributed_state.is_main_process:
+            print(f"train {stage.name}: {trainer.sharing}", flush=True)
             write_json(run.folder / CHECKPOINTS / FACTS, facts)
 
     trainer.add_callback(_AtStart(before_the_first_step))

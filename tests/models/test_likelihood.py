@@ -2,15 +2,15 @@
 
 import contextlib
 import copy
-import math
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from califkit.models import likelihood
-from califkit.models.likelihood import CHUNK, ReferenceScorer
+from califkit.models import likelihood, passes
+from califkit.models.likelihood import ReferenceScorer
+from califkit.models.passes import CHUNK
 
 REQUESTS = [
     "Name a colour.",
@@ -79,7 +79,7 @@ def test_the_order_of_rows_is_kept(tiny, answers, expected):
 
 @pytest.mark.parametrize("chunk", [1, 3, 331, 1000])
 def test_the_chunk_does_not_matter(tiny, answers, expected, monkeypatch, chunk):
-    monkeypatch.setattr(likelihood, "CHUNK", chunk)
+    monkeypatch.setattr(passes, "CHUNK", chunk)
     result = ReferenceScorer(tiny.model, tiny.tokenizer).score(REQUESTS, answers)
     assert result == pytest.approx(expected, abs=1e-5)
 
@@ -233,7 +233,7 @@ def test_every_pass_goes_through_the_root_module_and_the_head(tiny, answers):
         assert calls == ["root", "head"] * 5
         calls.clear()
         ReferenceScorer(tiny.model, tiny.tokenizer).score([REQUESTS[1]] * 4, [[5]] * 4)
-        assert calls == ["root", "head"] * 2, "a pass for the prefix, one for the answers"
+        assert calls == ["root", "head"], "prefix and answers in one"
     finally:
         for hook in hooks:
             hook.remove()
@@ -286,29 +286,23 @@ def group(tiny) -> tuple[list[str], list[list[int]], list[float]]:
 
 @pytest.mark.parametrize("chunk", [2, 256])
 @pytest.mark.parametrize("tokens_per_pass", [1, 150, 300, 2048])
-@pytest.mark.parametrize("shared_prefix", [True, False])
-def test_a_shared_prefix_changes_no_likelihood(
-    tiny, group, monkeypatch, shared_prefix, tokens_per_pass, chunk
-):
+def test_a_shared_prefix_changes_no_likelihood(tiny, group, monkeypatch, tokens_per_pass, chunk):
     requests, answers, expected = group
-    monkeypatch.setattr(likelihood, "CHUNK", chunk)
-    scorer = ReferenceScorer(
-        tiny.model, tiny.tokenizer, tokens_per_pass, shared_prefix=shared_prefix
-    )
+    monkeypatch.setattr(passes, "CHUNK", chunk)
+    scorer = ReferenceScorer(tiny.model, tiny.tokenizer, tokens_per_pass)
     assert scorer.score(requests, answers) == pytest.approx(expected, abs=1e-5)
     assert np.isnan(scorer.score(requests, [[], *answers[1:]])[0])
 
 
 class Passes:
-    """Shapes of the inputs of each pass, and whether it used a cache."""
+    """Shape of the inputs of each pass, and whether it had a block mask."""
 
     def __init__(self, model) -> None:
         self.seen = []
         self.hook = model.register_forward_pre_hook(self.note, with_kwargs=True)
 
     def note(self, module, args, kwargs):
-        rows, tokens = kwargs["input_ids"].shape
-        self.seen.append((rows, tokens, kwargs["attention_mask"].shape[1], kwargs["use_cache"]))
+        self.seen.append((*kwargs["input_ids"].shape, kwargs["attention_mask"].dim() == 4))
 
     def __enter__(self):
         return self.seen
@@ -319,34 +313,32 @@ class Passes:
 
 def test_a_shared_prefix_is_computed_once(tiny):
     scorer = ReferenceScorer(tiny.model, tiny.tokenizer)
-    prefix = len(scorer.prefix_ids(REQUESTS[1]))
-    answers = [[5] * 10, [6] * 20, [7] * 20, []]
+    prefix = len(scorer.prefix_ids(REQUESTS[0]))
     with Passes(tiny.model) as seen:
-        scorer.score([REQUESTS[1]] * 4, answers)
-    # All but the last token of the prefix; then that token and all but the last of the answer.
-    assert seen == [(1, prefix - 1, prefix - 1, True), (3, 20, prefix + 19, True)]
+        scorer.score([REQUESTS[0]] * 4, [[5] * 10, [6] * 20, [7] * 20, []])
+    # All but the last token of the prefix; then for each answer that token and all but its last.
+    assert seen == [(1, prefix - 1 + 50, True)]
 
 
-def test_a_shared_prefix_counts_in_the_tokens_of_a_pass(tiny):
-    length = len(ReferenceScorer(tiny.model, tiny.tokenizer).prefix_ids(REQUESTS[1])) + 20
-    scorer = ReferenceScorer(tiny.model, tiny.tokenizer, tokens_per_pass=2 * length)
+def test_a_row_of_several_answers_fits_into_the_tokens_of_a_pass(tiny):
+    prefix = len(ReferenceScorer(tiny.model, tiny.tokenizer).prefix_ids(REQUESTS[0]))
+    scorer = ReferenceScorer(tiny.model, tiny.tokenizer, tokens_per_pass=prefix - 1 + 40)
     with Passes(tiny.model) as seen:
-        scorer.score([REQUESTS[1]] * 5, [[5] * 20] * 5)
-    assert [rows for rows, *_ in seen] == [1, 2, 2, 1]
+        scorer.score([REQUESTS[0]] * 5, [[5] * 20] * 5)
+    assert seen == [(1, prefix - 1 + 20, False), *[(1, prefix - 1 + 40, True)] * 2]
 
 
-def test_a_prefix_is_shared_where_that_saves_enough_tokens(tiny):
+def test_a_prefix_is_not_shared_where_attention_would_cost_more_than_it_saves(tiny):
+    # 6 x hidden size = 384 tokens, to which the attention of a token costs as much as the rest.
     scorer = ReferenceScorer(tiny.model, tiny.tokenizer)
-    saved = len(scorer.prefix_ids(REQUESTS[0])) - 1  # with each answer after the first
-    enough = 1 + math.ceil(128 / saved)
-    for n, shares in [(1, False), (enough - 1, False), (enough, True)]:
+    prefix = len(scorer.prefix_ids("Why?"))
+    assert tiny.model.config.hidden_size == 64
+    for tokens, shares in [(40, True), (400, False)]:
+        one, two = prefix - 1 + tokens, prefix - 1 + 2 * tokens
+        assert (two * (1 + two / 384) < 2 * one * (1 + one / 384)) is shares
         with Passes(tiny.model) as seen:
-            scorer.score([REQUESTS[0]] * n + [REQUESTS[4]], [[5]] * (n + 1))
-        expected = [(1, True), (n, True), (1, False)] if shares else [(n + 1, False)]
-        assert [(rows, cached) for rows, _, _, cached in seen] == expected
-    with Passes(tiny.model) as seen:
-        scorer.score([REQUESTS[0]] * enough, [[]] + [[5]] * (enough - 1))
-    assert len(seen) == 1, "an empty answer saves nothing"
+            scorer.score(["Why?"] * 2, [[5] * tokens] * 2)
+        assert seen == [(1, two, True) if shares else (2, one, False)]
 
 
 # --- other models ------------------------------------------------------------------------------
@@ -384,6 +376,7 @@ def small_model(tiny, **settings) -> SimpleNamespace:
         ({"model_type": "phi"}, True),  # its head has a bias
         ({"model_type": "olmo2"}, True),
         ({"model_type": "mistral", "sliding_window": 16}, False),
+        ({"model_type": "mistral", "sliding_window": 500}, True),
         (
             {
                 "model_type": "qwen3",
@@ -408,16 +401,16 @@ def small_model(tiny, **settings) -> SimpleNamespace:
 def test_other_architectures(tiny, group, settings, shares):
     requests, answers, _ = group
     small = small_model(tiny, **settings)
-    with Passes(small.model) as seen:
-        one_by_one = ReferenceScorer(small.model, tiny.tokenizer, 1).score(requests, answers)
-    assert any(cached for *_, cached in seen) is shares
+    one_by_one = ReferenceScorer(small.model, tiny.tokenizer, 1).score(requests, answers)
     expected = [whole_logits(small, x, y) for x, y in zip(requests, answers, strict=True)]
     if settings.get("rope_parameters"):
         # The rotation depends on the longest row of a pass and of earlier ones.
         assert one_by_one == pytest.approx(expected, abs=1e-3)
         return
     assert one_by_one == pytest.approx(expected, abs=1e-5)
-    batched = ReferenceScorer(small.model, tiny.tokenizer).score(requests, answers)
+    with Passes(small.model) as seen:
+        batched = ReferenceScorer(small.model, tiny.tokenizer).score(requests, answers)
+    assert any(block_mask for *_, block_mask in seen) is shares
     assert batched == pytest.approx(expected, abs=1e-5)
     assert np.std(expected) > 0.001
 
@@ -544,7 +537,7 @@ def test_the_context_is_entered_around_every_pass(tiny, group):
 
     hook = tiny.model.register_forward_hook(lambda *_: events.append("pass"))
     try:
-        ReferenceScorer(tiny.model, tiny.tokenizer, 200, active=active).score(requests, answers)
+        ReferenceScorer(tiny.model, tiny.tokenizer, 1, active=active).score(requests, answers)
     finally:
         hook.remove()
     assert len(events) > 6
