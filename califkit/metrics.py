@@ -43,7 +43,6 @@ def bootstrap_interval(
     hits: ArrayLike,
     totals: ArrayLike,
     rng: np.random.Generator,
-    counts: ArrayLike | None = None,
     level: float = 0.95,
     n_resamples: int = 10_000,
 ) -> tuple[float, float]:
@@ -58,8 +57,6 @@ def bootstrap_interval(
         What each unit adds to numerator and denominator, shape (units,); totals > 0.
     rng
         Source of the resamples; the same state gives the same interval.
-    counts
-        How many units have these hits and totals; one each by default.
     level
         Coverage, between 0 and 1.
 
@@ -70,7 +67,7 @@ def bootstrap_interval(
 
     Examples
     --------
-    >>> bootstrap_interval([1, 0], [1, 1], np.random.default_rng(0), counts=[30, 70])
+    >>> bootstrap_interval([1] * 30 + [0] * 70, [1] * 100, np.random.default_rng(0))
     (0.21, 0.39)
     """
     units = np.stack([np.asarray(hits, dtype=float), np.asarray(totals, dtype=float)], axis=1)
@@ -79,15 +76,41 @@ def bootstrap_interval(
         raise ValueError("every unit needs a total above 0")
     if not 0 < level < 1:
         raise ValueError(f"level must lie between 0 and 1, not {level}")
+    sums = bootstrap_sums(units, rng, n_resamples)
+    low, high = np.quantile(sums[:, 0] / sums[:, 1], [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
+
+
+_RESAMPLED_CELLS = 2_000_000  # of the matrix that is held at a time
+
+
+def bootstrap_sums(
+    units: np.ndarray, rng: np.random.Generator, n_resamples: int = 10_000
+) -> np.ndarray:
+    """Column sums over units drawn with replacement, as many as there are.
+
+    Parameters
+    ----------
+    units
+        Shape (units, columns).
+    rng
+        Source of the resamples.
+
+    Returns
+    -------
+    numpy.ndarray
+        Shape (n_resamples, columns).
+    """
     # Drawing how often each distinct outcome comes up is drawing the units themselves, but costs
     # no more for a million of them.
-    outcomes, which = np.unique(units, axis=0, return_inverse=True)
-    times = np.bincount(which, weights=None if counts is None else np.asarray(counts))
-    n_units = int(times.sum())
-    drawn = rng.multinomial(n_units, times / n_units, size=n_resamples)
-    values = (drawn @ outcomes[:, 0]) / (drawn @ outcomes[:, 1])
-    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
-    return float(low), float(high)
+    outcomes, times = np.unique(units, axis=0, return_counts=True)
+    step = max(1, _RESAMPLED_CELLS // len(outcomes))
+    sums = []
+    for start in range(0, n_resamples, step):
+        size = min(step, n_resamples - start)
+        drawn = rng.multinomial(len(units), times / len(units), size=size)
+        sums.append(drawn.astype(float) @ outcomes)
+    return np.concatenate(sums)
 
 
 TRANSITIONS = ("pass_to_pass", "fail_to_pass", "pass_to_fail", "fail_to_fail")

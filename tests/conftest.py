@@ -1,6 +1,7 @@
 """What several test modules share."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -37,3 +38,17 @@ def tiny(tiny_folder):
 
     model = AutoModelForCausalLM.from_pretrained(tiny_folder, dtype=torch.float32).eval()
     return TransformersEngine(model, load_tokenizer(tiny_folder))
+
+
+@pytest.fixture
+def califkit(monkeypatch, capsys):
+    """Runs a command in this process; returns exit code, standard output, standard error."""
+    from califkit.cli import main
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["califkit", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            main.main()
+        return (end.value.code or 0, *capsys.readouterr())
+
+    return run

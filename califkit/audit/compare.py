@@ -31,7 +31,7 @@ from califkit.audit.signals import (
 )
 from califkit.audit.statistics import MEASURES, Difference, Values, compare
 from califkit.audit.verdict import Verdict, decide
-from califkit.evaluation.verification import PUBLISHED, Verdicts, verify_many
+from califkit.evaluation.verdicts import PUBLISHED, Verdicts, verify_many
 from califkit.metrics import TRANSITIONS, change_by_transition, nan_mean, transitions
 from califkit.verifiers import Constraint
 
@@ -57,6 +57,8 @@ class Pair:
         Names the prompt; None takes its text. Pairs with one name are samples of one prompt.
     base_line, trained_line
         Where the answers stand in their files, if they come from files.
+    cut
+        Whether each answer was cut at the token limit; None where that is not known.
     """
 
     prompt: str
@@ -67,6 +69,7 @@ class Pair:
     key: str | None = None
     base_line: int | None = None
     trained_line: int | None = None
+    cut: tuple[bool | None, bool | None] = (None, None)
 
     @property
     def name(self) -> str:
@@ -87,7 +90,7 @@ class Side:
     """What was measured on the answers of one policy; one entry a pair in everything.
 
     ``signals`` are those of each answer beside the other policy's. Numbers are NaN where they are
-    not defined or not measured; ``errors`` counts checks that failed.
+    not defined or not measured (``cut``, 0 or 1: not known); ``errors`` counts checks that failed.
     """
 
     verdicts: list[Verdicts]
@@ -97,6 +100,7 @@ class Side:
     loglik: np.ndarray
     quality: np.ndarray
     empty: np.ndarray
+    cut: np.ndarray
     signals: list[dict[str, Signal]]
 
     @property
@@ -204,7 +208,7 @@ def audit(
     tokens
         Lengths in tokens.
     semantics, processes, progress
-        Of the verifiers, as in `califkit.evaluation.verification.verify_many`.
+        Of the verifiers, as in `califkit.evaluation.verdicts.verify_many`.
     seed, n_resamples
         Of the bootstrap.
 
@@ -237,6 +241,8 @@ def audit(
         "loglik": "" if logliks is not None else "no reference was given",
         "quality": "" if qualities is not None else "no judge was given",
         "tokens": "" if tokens is not None else "no reference was given, so no tokenizer is known",
+        "cut": "no answer says whether it was cut (finish_reason)",
+        "finished_prompt_level_loose_acc": "no pair has two answers that are known to be finished",
     }
     rng = np.random.default_rng(seed)
     differences = compare(values, [pair.name for pair in pairs], rng, n_resamples, notes)
@@ -279,6 +285,7 @@ def _side(
         loglik=logliks[s],
         quality=qualities[s],
         empty=np.array([not text.strip() for text in mine]),
+        cut=np.array([np.nan if pair.cut[s] is None else pair.cut[s] for pair in pairs]),
         signals=[
             find_signals(
                 mine[i],
@@ -316,8 +323,8 @@ def _values(pairs: Sequence[Pair], side: Side, lost: np.ndarray) -> Values:
     n = np.array([len(pair.constraints) for pair in pairs], dtype=float)
     strict = np.array([all(verdicts.strict) for verdicts in side.verdicts])
     means = {
-        "prompt_loose": 100.0 * side.passes,
-        "prompt_strict": 100.0 * strict,
+        "prompt_level_loose_acc": 100.0 * side.passes,
+        "prompt_level_strict_acc": 100.0 * strict,
         "quality": side.quality,
         "loglik": side.loglik,
         "words": side.words,
@@ -326,9 +333,11 @@ def _values(pairs: Sequence[Pair], side: Side, lost: np.ndarray) -> Values:
         "empty": 100.0 * side.empty,
         "suspicious": 100.0 * _any(side.signals),
         "lost": 100.0 * lost,
+        "cut": 100.0 * side.cut,
+        "finished_prompt_level_loose_acc": np.where(side.cut == 0, 100.0 * side.passes, np.nan),
     }
     values = {name: (value, one) for name, value in means.items()}
-    values["instruction_loose"] = (100.0 * side.followed, n)
+    values["inst_level_loose_acc"] = (100.0 * side.followed, n)
     return {measure.name: values[measure.name] for measure in MEASURES}
 
 

@@ -137,7 +137,7 @@ def as_html(report: Audit, source: Source | None = None) -> str:
 
 
 def _figures(report: Audit) -> list[dict[str, str]]:
-    across = report.differences["prompt_loose"]
+    across = report.differences["prompt_level_loose_acc"]
     up = report.differences[plots.answer_side(report)]
     alt = (
         f"From base to trained: {across.measure.label} {across.base:.1f} to {across.trained:.1f}%, "

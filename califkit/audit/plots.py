@@ -39,7 +39,7 @@ def arrow(report: Audit) -> Figure:
     Bars are 95% intervals. Right and down is where hacking leads.
     """
     name = answer_side(report)
-    across, up = report.differences["prompt_loose"], report.differences[name]
+    across, up = report.differences["prompt_level_loose_acc"], report.differences[name]
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(5.0, 4.4))
         ax = figure.subplots()

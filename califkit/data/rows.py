@@ -106,7 +106,7 @@ def row_key(row: Mapping[str, Any]) -> str:
         raise UnusableRow("missing field", "field 'key' is missing")
     if not isinstance(key, str | int):
         raise UnusableRow("bad field", f"field 'key' must be text or a number, not {short(key)}")
-    return str(key)
+    return valid_text(str(key), "field 'key'", may_be_blank=True)
 
 
 def to_instance(row: Mapping[str, Any], key: str, source: str) -> Instance:
@@ -174,7 +174,7 @@ def ground_truth_constraints(truth: Any) -> tuple[Constraint, ...]:
 
 
 def _evaluation_fields(row: Mapping[str, Any]) -> tuple[str, Any, Any]:
-    prompt = _text(_required(row, "prompt"), "field 'prompt'")
+    prompt = valid_text(_required(row, "prompt"), "field 'prompt'")
     if _RUN_TOGETHER.search(prompt):
         swallowed = ", ".join(_SWALLOWED_KEY.findall(prompt)) or "unknown"
         raise UnusableRow(
@@ -191,7 +191,7 @@ def _training_fields(row: Mapping[str, Any]) -> tuple[str, Any, Any]:
         raise UnusableRow(
             "bad field", f"field 'messages' must be one user turn, not {short(messages)}"
         )
-    prompt = _text(turns[0].get("content"), "the user turn's content")
+    prompt = valid_text(turns[0].get("content"), "the user turn's content")
 
     truth, verifier = _required(row, "ground_truth"), row.get("dataset", "ifeval")
     # Several verifiers per row come as parallel lists; only a single one is the layout we know.
@@ -277,9 +277,9 @@ def _cut_training(row: Mapping[str, Any], prompt: str) -> Split:
     return cut
 
 
-def _text(value: Any, what: str) -> str:
+def valid_text(value: Any, what: str, may_be_blank: bool = False) -> str:
     """`value` if it is text that a tokenizer takes: not blank, no lone surrogates."""
-    if not isinstance(value, str) or not value.strip():
+    if not isinstance(value, str) or not (may_be_blank or value.strip()):
         raise UnusableRow("bad field", f"{what} must be text, not {short(value)}")
     try:
         value.encode()
@@ -323,7 +323,7 @@ def read_constraints(ground_truth: Any) -> tuple[Constraint, ...]:
 def _read_text(text: str) -> tuple[Constraint, ...]:
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = text  # a Python literal
     return _read_value(value)
 
@@ -331,7 +331,8 @@ def _read_text(text: str) -> tuple[Constraint, ...]:
 def _read_value(value: Any) -> tuple[Constraint, ...]:
     try:
         if isinstance(value, list) and value and all(_is_pair(item) for item in value):
-            return tuple(Constraint(item["id"], item.get("kwargs") or {}) for item in value)
+            pairs = [(item["id"], item.get("kwargs")) for item in value]
+            return _constraints(*map(list, zip(*pairs, strict=True)))
         return ground_truth_constraints(value)
     except UnusableRow as error:
         raise ValueError(f"ground truth that cannot be used: {error}") from error

@@ -1,6 +1,6 @@
 """Evaluation: what responses are worth, of our policies and of anybody's files.
 
 `califkit.evaluation.scores`, `califkit.evaluation.quality` and `califkit.evaluation.rubrics` are
-stages; `califkit.evaluation.verification` and `califkit.evaluation.scoring_files` read response
-files.
+stages. Anybody's files are read in `califkit.evaluation.response_files`, verified in
+`califkit.evaluation.verdicts` and scored under a reference in `califkit.evaluation.score_files`.
 """

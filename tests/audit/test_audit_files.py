@@ -2,30 +2,24 @@
 
 import base64
 import json
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
+from helpers import ids_of, whole_logits, write_rows
 from judge_server import score, serve
 
 from califkit.audit.compare import Pair, audit
 from califkit.audit.files import pair_up
 from califkit.audit.page import as_html
 from califkit.audit.verdict import HACKING, TOO_FEW
-from califkit.cli import main
 from califkit.data.load import DataError
-from califkit.evaluation.scoring_files import ScorableFile
+from califkit.evaluation.response_files import open_responses
 from califkit.verifiers import Constraint
 
 NO_COMMA = Constraint("punctuation:no_comma")
 GOOD = "Tea comes from the leaves of one plant, and water near boiling draws the colour out, slowly"
-TEMPLATE = (
-    "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face"
-    "<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
-)
 
 
 def row(key: object, response: str | None, prompt: str | None = None, **more) -> dict:
@@ -39,39 +33,21 @@ def row(key: object, response: str | None, prompt: str | None = None, **more) ->
     return ({} if key is None else {"key": key}) | fields | more
 
 
-def write(path: Path, rows: list[dict]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
-
-
 def paired(tmp_path, base: list[dict], trained: list[dict], constraints=None, thinking=False):
     files = [
-        ScorableFile(write(tmp_path / f"{name}.jsonl", rows), constraints)
+        open_responses(write_rows(tmp_path / f"{name}.jsonl", *rows), constraints, scoring=True)
         for name, rows in (("base", base), ("trained", trained))
     ]
     return pair_up(*files, thinking)
 
 
 @pytest.fixture
-def califkit(monkeypatch, capsys):
-    """Runs a command in this process; returns exit code, standard output, standard error."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["califkit", *map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            main.main()
-        return (end.value.code or 0, *capsys.readouterr())
-
-    return run
-
-
-@pytest.fixture
 def two_files(tmp_path) -> tuple[Path, Path]:
     """24 prompts; the trained policy gives most of them a single word."""
-    base = write(tmp_path / "base.jsonl", [row(i, f"{GOOD}, {i}") for i in range(24)])
+    base = write_rows(tmp_path / "base.jsonl", *[row(i, f"{GOOD}, {i}") for i in range(24)])
     answers = ["Tea" if i % 4 else f"{GOOD}, again {i}" for i in range(24)]
     trained = [row(i, answer) for i, answer in enumerate(answers)]
-    return base, write(tmp_path / "trained.jsonl", trained)
+    return base, write_rows(tmp_path / "trained.jsonl", *trained)
 
 
 class Page(HTMLParser):
@@ -136,14 +112,14 @@ def test_several_samples_of_a_prompt_are_paired_in_their_order(tmp_path):
 
 
 def test_samples_that_a_prompt_file_would_drop_are_refused(tmp_path):
-    prompts = write(tmp_path / "prompts.jsonl", [row("a", None)])
+    prompts = write_rows(tmp_path / "prompts.jsonl", row("a", None))
     base = [{"key": "a", "response": "one"}, {"key": "a", "response": "two"}]
     with pytest.raises(DataError, match=r"base\.jsonl: 1 responses answer a prompt that has ano"):
         paired(tmp_path, base, base[:1], str(prompts))
 
 
 def test_a_prompt_file_gives_constraints_and_names_unknown_prompts(tmp_path):
-    prompts = write(tmp_path / "prompts.jsonl", [row("a", None), row("b", None)])
+    prompts = write_rows(tmp_path / "prompts.jsonl", row("a", None), row("b", None))
     base = [{"key": "a", "response": "one"}, {"key": "z", "response": "?"}]
     found = paired(tmp_path, base, [{"key": "a", "response": "eins"}], str(prompts))
     [pair] = found.pairs
@@ -168,7 +144,7 @@ def test_reasoning_is_left_out(tmp_path):
             "line 1, key 'a'.* another list of constraints than line 1",
         ),
         ([row("z", "x")], "no key in common: the first begins with line 1, key 'a'.*key 'z'"),
-        ([row("a", None)], "one of them has no usable response"),
+        ([row("a", None)], r"trained\.jsonl: holds no usable response"),
         ([row("a", 5)], "trained.jsonl, line 1, key 'a': field 'response' must be one text"),
         (
             [row("a", "x"), {"key": "b", "response": "x", "prompt": "p"}],
@@ -197,7 +173,10 @@ def test_the_command_writes_page_and_data_and_says_the_verdict(califkit, two_fil
     data = json.loads((out / "audit.json").read_text())
     measures = {m["measure"]: m for m in data["measures"]}
     # Every base answer has commas; the 18 single words have none.
-    assert (measures["prompt_loose"]["base"], measures["prompt_loose"]["trained"]) == (0, 75)
+    assert (
+        measures["prompt_level_loose_acc"]["base"],
+        measures["prompt_level_loose_acc"]["trained"],
+    ) == (0, 75)
     assert measures["suspicious"]["trained"] == 75
     assert measures["loglik"]["base"] is None
     assert measures["loglik"]["note"] == "no reference was given"
@@ -209,7 +188,7 @@ def test_the_command_writes_page_and_data_and_says_the_verdict(califkit, two_fil
 
 
 def test_few_prompts_are_too_few(califkit, tmp_path):
-    path = write(tmp_path / "r.jsonl", [row(i, GOOD) for i in range(19)])
+    path = write_rows(tmp_path / "r.jsonl", *[row(i, GOOD) for i in range(19)])
     code, printed, _ = califkit("audit", path, path, "--out", tmp_path / "out")
     assert code == 0
     assert printed.startswith(
@@ -230,31 +209,22 @@ def test_what_cannot_be_used_ends_with_code_2(califkit, two_files, tmp_path):
     assert code == 2 and "trained.jsonl, line 25: not a line of JSON" in error
 
 
-def whole_logits(tiny, request: str, text: str) -> float:
-    """l from the logits of the whole sequence, in double precision, with the end-of-turn token."""
-    encode = tiny.tokenizer
-    prefix = encode(TEMPLATE.format(request), add_special_tokens=False)["input_ids"]
-    ids = [*encode(text, add_special_tokens=False)["input_ids"], encode.eos_token_id]
-    with torch.no_grad():
-        logits = tiny.model(torch.tensor([prefix + ids])).logits[0].double()
-    log_probs = torch.log_softmax(logits, dim=-1)
-    return sum(log_probs[len(prefix) + t - 1, ids[t]].item() for t in range(len(ids))) / len(ids)
-
-
 def test_a_reference_measures_l_of_the_pairs_and_continues(califkit, tiny, tmp_path):
     base = [row(i, f"{GOOD}, {i}", request=f"Describe {i}.") for i in (1, 2, 3)]
     trained = [row(i, text, request=f"Describe {i}.") for i, text in ((3, "Tea"), (9, "Fog"))]
     trained += [row(1, "", request="Describe 1.")]
-    paths = write(tmp_path / "b.jsonl", base), write(tmp_path / "t.jsonl", trained)
+    paths = write_rows(tmp_path / "b.jsonl", *base), write_rows(tmp_path / "t.jsonl", *trained)
     call = ["audit", *paths, "--out", tmp_path / "out", "--reference", "tiny-random-llama"]
     assert califkit(*call)[0] == 0
     data = (tmp_path / "out" / "audit.json").read_text()
     first, second = json.loads(data)["pairs"]
     assert (first["key"], second["key"]) == ("1", "3")
-    expected = [whole_logits(tiny, "Describe 1.", f"{GOOD}, 1"), None]
+    expected = [whole_logits(tiny, "Describe 1.", ids_of(tiny, f"{GOOD}, 1")), None]
     assert first["base"]["loglik"] == pytest.approx(expected[0], abs=1e-5)
     assert first["trained"]["loglik"] is None, "an empty answer has no l"
-    expected = [whole_logits(tiny, "Describe 3.", text) for text in (f"{GOOD}, 3", "Tea")]
+    expected = [
+        whole_logits(tiny, "Describe 3.", ids_of(tiny, text)) for text in (f"{GOOD}, 3", "Tea")
+    ]
     found = [second[side]["loglik"] for side in ("base", "trained")]
     assert found == pytest.approx(expected, abs=1e-5)
     n_tokens = len(tiny.tokenizer("Tea", add_special_tokens=False)["input_ids"])
@@ -262,7 +232,7 @@ def test_a_reference_measures_l_of_the_pairs_and_continues(califkit, tiny, tmp_p
 
     scores = tmp_path / "out" / "scores" / "trained.scores.jsonl"
     marked = [json.loads(line) | {"loglik": -9.0} for line in scores.read_text().splitlines()]
-    write(scores, marked)
+    write_rows(scores, *marked)
     assert califkit(*call)[0] == 0
     again = json.loads((tmp_path / "out" / "audit.json").read_text())["pairs"]
     assert again[1]["trained"]["loglik"] == -9.0, "scores that are there are not computed again"

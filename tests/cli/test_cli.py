@@ -40,19 +40,6 @@ def place(tmp_path, monkeypatch) -> Path:
 
 
 @pytest.fixture
-def califkit(monkeypatch, capsys):
-    """Runs a command in this process; returns exit code, standard output, standard error."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["califkit", *map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            main.main()
-        return (end.value.code or 0, *capsys.readouterr())
-
-    return run
-
-
-@pytest.fixture
 def refused(califkit, place):
     """Runs a command that has to be refused: code 2, one line, no file made or changed."""
 

