@@ -310,7 +310,7 @@ def read_constraints(ground_truth: Any) -> tuple[Constraint, ...]:
 
     Raises
     ------
-    ValueError
+    ConstraintError
         It cannot be read, or a constraint in it is unusable; says which and why.
     """
     if isinstance(ground_truth, str):
@@ -335,7 +335,7 @@ def _read_value(value: Any) -> tuple[Constraint, ...]:
             return _constraints(*map(list, zip(*pairs, strict=True)))
         return ground_truth_constraints(value)
     except UnusableRow as error:
-        raise ValueError(f"ground truth that cannot be used: {error}") from error
+        raise ConstraintError(f"ground truth that cannot be used: {error}") from error
 
 
 def _is_pair(item: Any) -> bool:

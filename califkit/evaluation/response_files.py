@@ -49,7 +49,7 @@ from califkit.data.rows import (
     valid_text,
 )
 from califkit.data.split import split_request
-from califkit.verifiers import Constraint
+from califkit.verifiers import Constraint, ConstraintError
 
 IFBENCH = "ifbench"
 """Name of the prompts that come with the IFBench wheel."""
@@ -574,7 +574,7 @@ def _own_constraints(row: Mapping[str, Any]) -> tuple[Constraint, ...] | None:
         return None
     try:
         return read_constraints(value)
-    except ValueError as error:  # an unusable constraint is one too
+    except ConstraintError as error:
         raise UnusableRow("bad field", f"field 'constraints': {error}") from error
 
 
