@@ -494,8 +494,11 @@ def test_a_failing_stage(runs, tmp_path, processes):
         data=absent(tmp_path),
         execution={"processes": processes},
     )
+    run = open_run("tiny", params.settings.anchor_stage())
+    job = jobs.start("tiny", run, params.settings.execution, 1)  # unchecked
+    wait_for(lambda: job.state == "failed", "the end of the job", 120)
     with pytest.raises(JobError) as caught:
-        dispatch.compute_all("tiny", [params.settings.anchor_stage()], params.settings.execution)
+        jobs.raise_failed([job], [job.state])
     assert f"DataError: {tmp_path}/absent.jsonl: no such file" in str(caught.value)
 
 
@@ -725,9 +728,11 @@ def test_slurm(runs, tmp_path, capsys):
     assert json.loads((job.run.folder / jobs.JOB).read_text()) == record
     assert job.state == "complete"
 
-    failing = tiny_params(tmp_path, data=absent(tmp_path))
+    failing = tiny_params(tmp_path, data=absent(tmp_path)).settings.anchor_stage()
+    job = jobs.start("tiny", open_run("tiny", failing), execution, 1)  # unchecked
+    wait_for(lambda: job.state == "failed", "the end of the job", 60)
     with pytest.raises(JobError, match="no such file"):
-        dispatch.compute_all("tiny", [failing.settings.anchor_stage()], execution)
+        jobs.raise_failed([job], [job.state])
 
     long = tiny_params(tmp_path, **LONG).settings.anchor_stage()
     job = jobs.start("tiny", open_run("tiny", long), execution, 1)
