@@ -52,3 +52,24 @@ def califkit(monkeypatch, capsys):
         return (end.value.code or 0, *capsys.readouterr())
 
     return run
+
+
+def fake_slurm(tmp_path, monkeypatch) -> Path:
+    """A folder with ``sbatch`` and others; each submitted script is kept in it as 1.sh, 2.sh ..."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    programs = {
+        "srun": "exit 0",
+        "squeue": f"ls {folder} | sed -n 's/[.]sh$//p'",
+        "sbatch": f"n=$(ls {folder}/*.sh 2>/dev/null | wc -l); n=$((n + 1))\n"
+        f"cp $1 {folder}/$n.sh; echo Submitted batch job $n",
+    }
+    for name, text in programs.items():
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    from califkit.runs import machine
+
+    machine._slurm_queue.cache_clear()
+    yield folder
+    machine._slurm_queue.cache_clear()

@@ -5,21 +5,32 @@ from califkit.runs.folders import ROLLOUTS, open_run, own_run, record_runs
 from califkit.runs.jsonl import read_jsonl
 from califkit.runs.params import load_params
 from califkit.runs.paths import results_dir
+from califkit.runs.stages import stage_hash
 
 
-def test_every_stage_of_the_laptop_profile_is_recorded(tmp_path, monkeypatch):
+def test_every_recorded_run_is_opened_by_the_stage_of_its_hash(tmp_path, monkeypatch):
+    """Profile, kind, name and hash of every folder are those of the profile's stages today."""
     monkeypatch.setenv("CALIFKIT_RUNS", str(tmp_path))
-    settings = load_params("laptop").settings
-    scores = settings.score_stages()
-    stages = [
-        settings.anchor_stage(),
-        *settings.train_stages(),
-        *(stage.responses for stage in scores),
-        *scores,
-    ]
-    runs = [open_run("laptop", stage) for stage in stages]
-    assert all(run.is_complete and run.folder.is_relative_to(results_dir()) for run in runs)
-    assert not own_run("laptop", stages[0]).is_complete
+    opened = set()
+    for profile in results_dir().iterdir():
+        settings = load_params(profile.name).settings
+        stages = [
+            *(settings.anchor_stage(method) for method in settings.methods),
+            *settings.train_stages(),
+            *settings.generate_stages(),
+            *settings.score_stages(),
+            *settings.judge_stages(),
+        ]
+        runs = [open_run(profile.name, stage) for stage in stages]
+        assert all(run.is_complete for run in runs)
+        assert not own_run(profile.name, stages[0]).is_complete
+        for run in runs:
+            manifest = run.manifest()
+            assert manifest["stage"] == run.stage.kind
+            recorded = type(run.stage).model_validate(manifest["settings"])
+            assert manifest["hash"] == stage_hash(run.stage) == stage_hash(recorded)
+        opened |= {run.folder for run in runs}
+    assert opened == set(results_dir().glob("*/*/*"))
 
 
 def test_recorded_training_used_the_prompts_that_are_composed_today():

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -13,12 +14,13 @@ import pytest
 from filelock import FileLock, Timeout
 from tiny_runs import environment, n_lines, params_file, start, tiny_params, wait_for
 
+from califkit.judges.client import JudgeError
 from califkit.runs import compute, dispatch, jobs, machine
 from califkit.runs.dispatch import JobError, NotSubmittedError
 from califkit.runs.folders import LOG, MANIFEST, ROLLOUTS, Run, StaleRunError, open_run
 from califkit.runs.jobs import Job
 from califkit.runs.jsonl import read_jsonl, write_json
-from califkit.runs.params import Params
+from califkit.runs.params import Params, Settings
 from califkit.runs.settings import Execution, ParamsError
 from califkit.runs.stages import AnchorStage
 
@@ -462,6 +464,108 @@ def test_a_process_id_used_again_is_not_the_job(runs, tmp_path):
     assert Job(run, "local", str(os.getpid())).state == "failed"
 
 
+# ---------------------------------------------------------------- judges
+
+
+def judged_settings(folder: Path, **judge) -> Settings:
+    usual = {"name": "grader", "model": "m", "base_url": "http://127.0.0.1:9/v1"}
+    execution = {"judges": [usual | judge], "workers": 2}
+    return tiny_params(folder, judge="grader", execution=execution).settings
+
+
+@pytest.fixture
+def judging(runs, tmp_path, monkeypatch):
+    """The scheduler, the settings, and what is computed in this process."""
+    scheduler = Machine(monkeypatch)
+    done = []
+
+    def compute_here(profile, stage, execution):
+        assert all(run.is_complete for run in map(partial(open_run, profile), stage.needs))
+        run = open_run(profile, stage)
+        run.folder.mkdir(parents=True)
+        write_json(run.folder / MANIFEST, {})
+        done.append(stage)
+
+    monkeypatch.setattr(dispatch, "compute", compute_here)
+    return scheduler, judged_settings(tmp_path), done
+
+
+def test_a_judge_is_asked_here_when_all_else_is_there(judging):
+    scheduler, settings, done = judging
+    told = []
+    stages = [*settings.quality_stages(), *settings.pairwise_stages()]
+    runs = dispatch.compute_all(
+        "tiny",
+        stages,
+        settings.execution,
+        before_judging=lambda: told.append((scheduler.now, list(done))),
+    )
+    assert done == stages == [run.stage for run in runs]
+    assert [run.is_complete for run in runs] == [True] * 4
+    kinds = {name.split()[0] for name in scheduler.started}
+    assert kinds == {"anchors", "training", "generation"}, "a judge needs no scores"
+    assert told == [(scheduler.now, [])], "once, before the first"
+
+
+def test_what_is_told_before_judging_may_stop_it(judging):
+    _, settings, done = judging
+    stages = settings.quality_stages()
+
+    def refuse() -> None:
+        raise ParamsError("too dear")
+
+    with pytest.raises(ParamsError, match="too dear"):
+        dispatch.compute_all("tiny", stages, settings.execution, before_judging=refuse)
+    assert done == [] and open_run("tiny", stages[0].responses).is_complete
+
+
+def test_a_cluster_gets_what_a_judge_does_as_jobs(judging):
+    scheduler, settings, done = judging
+    execution = settings.execution.model_copy(update={"cluster": "slurm"})
+    dispatch.compute_all("tiny", settings.pairwise_stages(), execution)
+    (name,) = [name for name in scheduler.after if name.startswith("pairwise")]
+    assert scheduler.after[name] == (
+        "generation calif-trained0-seed0",
+        "generation if_rlvr-trained0-seed0",
+    )
+    assert done == [] and set(scheduler.started.values()) == {0}
+
+
+def test_a_cluster_is_asked_to_judge_after_what_is_told(judging):
+    scheduler, settings, _ = judging
+    execution = settings.execution.model_copy(update={"cluster": "slurm"})
+    told = []
+    dispatch.compute_all(
+        "tiny",
+        settings.quality_stages(),
+        execution,
+        before_judging=lambda: told.append(scheduler.now),
+    )
+    begun = {name.split()[0]: round for name, round in scheduler.started.items()}
+    assert told == [begun["quality"]] and begun["quality"] > begun["generation"] == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"api_key_env": "NO_SUCH_JUDGE_KEY"}, JudgeError, "NO_SUCH_JUDGE_KEY is not set"),
+        ({"temperature": 1.0}, ParamsError, "not the judge that was asked for: temperature = 1.0"),
+    ],
+)
+def test_a_judge_that_cannot_be_asked_starts_nothing(
+    runs, tmp_path, monkeypatch, changes, error, message
+):
+    scheduler = Machine(monkeypatch)
+    stages = judged_settings(tmp_path).quality_stages()
+    execution = judged_settings(tmp_path, **changes).execution
+    for stage in stages:
+        with pytest.raises(error, match=message):
+            dispatch.compute_all("tiny", [stage], execution)
+        with pytest.raises(error, match=message):
+            dispatch.run_stage("tiny", stage, execution)
+    assert scheduler.started == {} and not runs.exists()
+
+
 # ---------------------------------------------------------------- real processes
 
 
@@ -631,26 +735,6 @@ def test_one_of_two_processes_dies(runs, tmp_path):
     assert not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in ranks)
 
 
-@pytest.fixture
-def fake_slurm(tmp_path, monkeypatch) -> Path:
-    """A folder with ``sbatch`` and others; each submitted script is kept in it as 1.sh, 2.sh ..."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    programs = {
-        "srun": "exit 0",
-        "squeue": f"ls {folder} | sed -n 's/[.]sh$//p'",
-        "sbatch": f"n=$(ls {folder}/*.sh 2>/dev/null | wc -l); n=$((n + 1))\n"
-        f"cp $1 {folder}/$n.sh; echo Submitted batch job $n",
-    }
-    for name, text in programs.items():
-        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
-        (folder / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    machine._slurm_queue.cache_clear()
-    yield folder
-    machine._slurm_queue.cache_clear()
-
-
 def test_what_slurm_is_told(runs, tmp_path, monkeypatch, fake_slurm):
     """Jobs in order, dependencies, GPUs for as many processes, and the user's options."""
     params = tiny_params(
@@ -704,6 +788,17 @@ def test_what_slurm_is_told(runs, tmp_path, monkeypatch, fake_slurm):
     assert any("--signal=USR2@" in line for line in calif)  # the warning before the time runs out
     rows = dispatch.job_list("tiny", params.settings.train_stages())
     assert [row["state"] for row in rows] == ["running"]  # left in the queue, found again
+
+
+def test_a_job_that_asks_a_judge_has_no_gpu(runs, tmp_path, fake_slurm):
+    settings = judged_settings(tmp_path)
+    options = {"gpus_per_node": 8, "slurm_partition": "big"}
+    execution = settings.execution.model_copy(update={"cluster": "slurm", "slurm": options})
+    for stage in (settings.quality_stages()[0], settings.score_stages()[0]):
+        jobs.start("tiny", open_run("tiny", stage), execution, 1)
+    judged, scored = (path.read_text() for path in sorted(fake_slurm.glob("*.sh")))
+    assert "gpus-per-node=8" in scored and "gpus" not in judged
+    assert "--partition=big" in judged
 
 
 def test_a_job_that_runs_out_of_time_can_be_submitted_as_it_was(tmp_path):
