@@ -54,8 +54,11 @@ def califkit(monkeypatch, capsys):
     return run
 
 
+@pytest.fixture
 def fake_slurm(tmp_path, monkeypatch) -> Path:
     """A folder with ``sbatch`` and others; each submitted script is kept in it as 1.sh, 2.sh ..."""
+    from califkit.runs import machine
+
     folder = tmp_path / "bin"
     folder.mkdir()
     programs = {
@@ -68,8 +71,6 @@ def fake_slurm(tmp_path, monkeypatch) -> Path:
         (folder / name).write_text(f"#!/bin/sh\n{text}\n")
         (folder / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    from califkit.runs import machine
-
     machine._slurm_queue.cache_clear()
     yield folder
     machine._slurm_queue.cache_clear()
