@@ -193,7 +193,7 @@ def run(
         peft_config = LoraConfig(r=arguments.lora, target_modules="all-linear")
     calif = CalifReward(
         alpha=0.1,
-        score_unpaid=not arguments.paid_only,
+        score_zero_reward=not arguments.paid_only,
         tokens_per_pass=arguments.tokens_per_pass,
     )
     switch, clocks = Switch(calif), (Clock(wall), Clock(time.process_time))

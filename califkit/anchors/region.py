@@ -13,8 +13,37 @@ ZONES = ("below", "inside", "above", "reversed", "unbounded")
 """Where l lies: relative to usual bounds; ``reversed`` for l0 > l1; ``unbounded`` if l, l0 or l1
 is missing. They describe the bounds, not what a method pays: ``no_upper`` pays above them too."""
 
-REGION_RULES = ("calif", "inner_region", "outer_region")
-"""Methods that pay by the region between two bounds, and so take the options of `RewardRule`."""
+_MAY_EXCEED_0 = {"inner_region": "l0", "outer_region": "l1"}
+"""The end of a confidence interval that can lie above 0, by method."""
+
+
+def finite_or_nan(value: object, name: str) -> float:
+    """A number that may be missing: NaN for None. ValueError names what else it is."""
+    is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    try:
+        number = math.nan if value is None else float(value) if is_number else math.inf
+    except OverflowError:  # an integer beyond all floats
+        number = math.inf
+    if math.isinf(number):
+        raise ValueError(f"{name} must be a finite number or None, not {value!r:.80}")
+    return number
+
+
+def read_bound(value: object, name: str, method: str = "calif") -> float:
+    """l0 or l1 as data give it, for the reward of `method`; NaN for None.
+
+    Raises
+    ------
+    ValueError
+        For what is no number, and for one above 0, which no log-likelihood is; only one end of the
+        region methods may be.
+    """
+    bound = finite_or_nan(value, name)
+    if bound > 0 and name != _MAY_EXCEED_0.get(method):
+        raise ValueError(
+            f"{name} must be at most 0, as a log-likelihood in nats per token is; got {value}"
+        )
+    return bound
 
 
 def zones(l: ArrayLike, l0: ArrayLike, l1: ArrayLike, ceiling_margin: float = 0.0) -> np.ndarray:
@@ -33,7 +62,7 @@ def zones(l: ArrayLike, l0: ArrayLike, l1: ArrayLike, ceiling_margin: float = 0.
     numpy.ndarray
         Strings, of the common shape.
     """
-    l, l0, l1 = np.broadcast_arrays(*_floats(l, l0, l1))
+    l, l0, l1 = np.broadcast_arrays(*floats(l, l0, l1))
     missing = np.isnan(l) | np.isnan(l0) | np.isnan(l1)
     return np.select(
         [missing, l0 > l1, l < l0, l <= l1 + ceiling_margin],
@@ -47,7 +76,7 @@ def exceeds_ceiling(
 ) -> np.ndarray:
     """Whether CaLIF zeroes the reward because l > l1 + margin, in usual and reversed bounds alike;
     arguments as in `zones`."""
-    l, l0, l1 = _floats(l, l0, l1)
+    l, l0, l1 = floats(l, l0, l1)
     return ~np.isnan(l0) & (l > l1 + ceiling_margin)
 
 
@@ -91,7 +120,7 @@ def confidence_region(
         raise ValueError(f"kind must be 'inner' or 'outer', got {kind!r}")
     if quantile not in ("t", "normal"):
         raise ValueError(f"quantile must be 't' or 'normal', got {quantile!r}")
-    sides = _floats(constrained, natural)
+    sides = floats(constrained, natural)
     shapes = [side.shape for side in sides]
     if any(len(s) != 2 or s[1] < 2 for s in shapes) or shapes[0][0] != shapes[1][0]:
         raise ValueError(
@@ -111,12 +140,6 @@ def confidence_region(
     return np.where(missing, np.nan, lower), np.where(missing, np.nan, upper)
 
 
-def _floats(*arrays: ArrayLike) -> list[np.ndarray]:
+def floats(*arrays: ArrayLike) -> list[np.ndarray]:
+    """The arrays as float64."""
     return [np.asarray(array, dtype=float) for array in arrays]
-
-
-def _check_region_options(reversed_bounds: str | None, ceiling_margin: float) -> None:
-    if reversed_bounds not in (None, "keep"):
-        raise ValueError(f"reversed_bounds must be None or 'keep', got {reversed_bounds!r}")
-    if not 0 <= ceiling_margin < math.inf:
-        raise ValueError(f"ceiling_margin must be 0 or more nats, got {ceiling_margin}")

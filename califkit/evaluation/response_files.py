@@ -25,12 +25,12 @@ from __future__ import annotations
 
 import codecs
 import math
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from califkit.anchors.region import read_bound
 from califkit.data.load import (
     DataError,
     OnError,
@@ -589,16 +589,10 @@ def _token_ids(row: Mapping[str, Any]) -> list[int] | None:
 
 def _bound(row: Mapping[str, Any], name: str) -> float:
     """A bound in nats per token; NaN where it is missing."""
-    value = _column(row, name)
-    if value is None:
-        return math.nan
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    # A number with hundreds of digits fits no float, so it is compared before it is made one.
-    if not is_number or abs(value) > sys.float_info.max:
-        raise UnusableRow(
-            "bad field", f"field {name!r} must be a number or null, not {short(value)}"
-        )
-    return float(value)
+    try:
+        return read_bound(_column(row, name), name)
+    except ValueError as error:
+        raise UnusableRow("bad field", f"field {error}") from error
 
 
 def _name(key: str | None, text: str | None) -> str:

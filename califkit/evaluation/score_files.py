@@ -10,7 +10,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,18 +18,17 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import pydantic
 
-from califkit.anchors.region import zones
 from califkit.data.load import DataError
 from califkit.data.rows import short
 from califkit.evaluation.response_files import IFBENCH, Responses, Row, answered
-from califkit.metrics import distinct_2, nan_mean, none_if_nan
+from califkit.metrics import nan_mean
 from califkit.models.engines import stop_token_ids
-from califkit.models.reasoning import answer_text, final_answer, text_ids
+from califkit.models.reasoning import Answer, final_answer, text_answer
 from califkit.models.resolve import load_config, load_model, load_tokenizer, readable, resolve
 from califkit.rewards.rules import RewardRule
+from califkit.rewards.score import score_answers
 from califkit.runs.jsonl import RowLog, whole_lines, write_json
 from califkit.runs.units import progress, resume_units
-from califkit.verifiers import fraction_followed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -55,8 +54,7 @@ class Settings:
         Whether a response without ``token_ids`` gets the end-of-turn token behind its text. A row
         whose ``finish_reason`` is ``length`` never does.
     thinking
-        Whether responses were drawn in thinking mode, so that one without ``</think>`` has no
-        answer. Reasoning before that marker is left out in any case.
+        Whether responses were drawn in thinking mode; see `califkit.models.reasoning`.
     """
 
     reference: str
@@ -170,30 +168,29 @@ def score_rows(
 ) -> list[dict[str, Any]]:
     """One row of `score_file`'s output a response."""
     stop = stop_token_ids(scorer.model.generation_config, scorer.tokenizer)
-    answers = [_answer(row, scorer.tokenizer, settings) for row in rows]
-    loglik = scorer.score([row.request for row in rows], answers)
-    l0, l1 = (np.array([getattr(row, name) for row in rows]) for name in ("l0", "l1"))
-    r_ver = np.array([_r_ver(row, settings) for row in rows])
-    zone = zones(loglik, l0, l1)
-    known = ~np.isnan(r_ver) & ~np.isnan(l0) & ~np.isnan(l1)
-    rewards = np.full(len(rows), np.nan)
-    rule = RewardRule("calif", settings.alpha)
-    rewards[known] = rule(r_ver[known], loglik[known], l0[known], l1[known])
+    answers = [_answer(row, scorer.tokenizer, stop, settings) for row in rows]
+    values = score_answers(
+        scorer,
+        RewardRule("calif", settings.alpha),
+        [row.request for row in rows],
+        answers,
+        [row.constraints for row in rows],
+        [row.l0 for row in rows],
+        [row.l1 for row in rows],
+        settings.semantics,
+    )
     scored = []
-    for i, (row, ids) in enumerate(zip(rows, answers, strict=True)):
-        text_ids = ids[:-1] if ids and ids[-1] in stop else ids
+    for row, value in zip(rows, values, strict=True):
+        bounded = value["l0"] is not None and value["l1"] is not None
         scored.append(
             {
                 "line": row.line,
                 "key": row.key,
-                "loglik": none_if_nan(loglik[i]),
-                "tokens": len(text_ids),
-                "distinct_2": none_if_nan(distinct_2(text_ids)),
-                "r_ver": none_if_nan(r_ver[i]),
-                "l0": none_if_nan(l0[i]),
-                "l1": none_if_nan(l1[i]),
-                "zone": str(zone[i]) if not np.isnan([l0[i], l1[i]]).any() else None,
-                "reward": none_if_nan(rewards[i]),
+                "loglik": value["loglik"],
+                "tokens": value["answer_tokens"],
+                **{name: value[name] for name in ("distinct_2", "r_ver", "l0", "l1")},
+                "zone": value["zone"] if bounded else None,
+                "reward": value["reward"] if bounded else None,
                 "request_source": row.request_source,
                 "ids_from": "text" if row.token_ids is None else "file",
                 "cut": row.was_cut,
@@ -240,19 +237,17 @@ def summarise(rows: Sequence[Scored]) -> Summary:
 # --- the answer -----------------------------------------------------------------------------------
 
 
-def _answer(row: Row, tokenizer: PreTrainedTokenizerBase, settings: Settings) -> list[int]:
-    """Token ids that l is the mean over; none for an answer without text."""
-    if row.token_ids is not None:
-        return final_answer(row.token_ids, tokenizer, thinking=settings.thinking).token_ids
-    end = settings.end and not row.was_cut
-    return text_ids(answer_text(row.response, settings.thinking), tokenizer, end)
-
-
-def _r_ver(row: Row, settings: Settings) -> float:
-    if row.constraints is None:
-        return math.nan
-    text = answer_text(row.response, settings.thinking)
-    return fraction_followed(row.constraints, text, settings.semantics, unterminated="empty")
+def _answer(
+    row: Row, tokenizer: PreTrainedTokenizerBase, stop: set[int], settings: Settings
+) -> Answer:
+    """Verdicts are about the text of the row; l is about its token ids, where it has them."""
+    of_text = text_answer(
+        row.response, tokenizer, thinking=settings.thinking, end=settings.end and not row.was_cut
+    )
+    if row.token_ids is None:
+        return of_text
+    of_ids = final_answer(row.token_ids, tokenizer, thinking=settings.thinking, stop=stop)
+    return replace(of_ids, text=of_text.text)
 
 
 # --- the output -----------------------------------------------------------------------------------

@@ -12,23 +12,22 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from califkit import metrics
-from califkit.anchors.region import zones
 from califkit.generation import load_answers
 from califkit.models.engines import read_response
 from califkit.models.likelihood import ReferenceScorer
-from califkit.models.reasoning import final_answer
+from califkit.models.reasoning import text_answer
 from califkit.models.resolve import load_model, load_tokenizer, resolve
-from califkit.rewards.rules import calif_reward
+from califkit.rewards.rules import RewardRule
+from califkit.rewards.score import score_answers
 from califkit.runs.folders import Run, open_run
 from califkit.runs.jsonl import RowLog
 from califkit.runs.settings import Execution
 from califkit.runs.stages import ScoreStage
 from califkit.runs.units import batches, run_units
-from califkit.verifiers import Constraint, fraction_followed, verify_all
+from califkit.verifiers import Constraint, verify_all
 
 SCORES = "scores.jsonl"
 _BATCH = 32
@@ -68,9 +67,7 @@ def score_responses(profile: str, stage: ScoreStage, execution: Execution) -> Ru
                     "loglik": metrics.none_if_nan(value),
                     "request_is_flagged": prompt.request_is_flagged,
                     "tokens": r.n_tokens,
-                    "distinct_2": metrics.none_if_nan(
-                        metrics.distinct_2(r.answer.token_ids[: r.n_tokens])
-                    ),
+                    "distinct_2": metrics.none_if_nan(metrics.distinct_2(r.answer.content_ids)),
                     "finish_reason": r.finish_reason,
                 }
                 for row, prompt, r, value in zip(unit, prompts, drawn, loglik, strict=True)
@@ -103,28 +100,29 @@ def score_texts(
     ``response``; one that has no answer then has no l. Columns: ``response``, ``tokens`` (without
     that token), ``r_ver``, ``l``, ``zone``, and the rewards ``IF-RLVR`` and ``CaLIF``.
     """
-    tokenizer = scorer.tokenizer
-    answers = [
-        final_answer(
-            [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id],
-            tokenizer,
-            thinking=False,  # a text without reasoning is an answer
-        )
-        for text in texts.values()
-    ]
-    loglik = scorer.score([request] * len(answers), [answer.token_ids for answer in answers])
-    r_ver = np.array([fraction_followed(constraints, answer.text) for answer in answers])
+    answers = [text_answer(text, scorer.tokenizer) for text in texts.values()]
+    n = len(answers)
+    rows = score_answers(
+        scorer,
+        RewardRule("calif", alpha),
+        [request] * n,
+        answers,
+        [constraints] * n,
+        [l0] * n,
+        [l1] * n,
+    )
+    table = pd.DataFrame(rows, index=list(texts))
     return pd.DataFrame(
         {
             "response": list(texts.values()),
-            "tokens": [max(len(answer.token_ids) - 1, 0) for answer in answers],
-            "r_ver": r_ver,
-            "l": loglik,
-            "zone": zones(loglik, l0, l1),
-            "IF-RLVR": r_ver,
-            "CaLIF": calif_reward(r_ver, loglik, l0, l1, alpha),
+            "tokens": table["answer_tokens"],
+            "r_ver": table["r_ver"],
+            "l": table["loglik"].astype(float),
+            "zone": table["zone"],
+            "IF-RLVR": table["r_ver"],
+            "CaLIF": table["reward"],
         },
-        index=list(texts),
+        index=table.index,
     )
 
 

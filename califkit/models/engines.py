@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from califkit import CalifkitError
-from califkit.models.reasoning import END, Answer, final_answer
+from califkit.models.reasoning import END, Answer, final_answer, turn_end_id
 from califkit.models.resolve import load_model, load_tokenizer, resolve
 from califkit.runs.settings import Engine, Sampling
 from califkit.runs.units import unit_seed
@@ -46,7 +46,7 @@ class Response:
     @property
     def n_tokens(self) -> int:
         """Tokens of the answer without the end-of-turn token (A19)."""
-        return len(self.answer.token_ids) - (self.finish_reason == "stop" and not self.is_empty)
+        return len(self.answer.content_ids)
 
     @property
     def is_empty(self) -> bool:
@@ -263,7 +263,7 @@ def to_response(
         text=tokenizer.decode(ids, skip_special_tokens=True),
         token_ids=ids,
         finish_reason="length" if end is None else "stop",
-        answer=final_answer(ids, tokenizer, thinking=thinking),
+        answer=final_answer(ids, tokenizer, thinking=thinking, stop=stop),
     )
 
 
@@ -272,15 +272,17 @@ def read_response(
 ) -> Response:
     """The response in a row of `RESPONSES`."""
     ids = row["token_ids"]
-    answer = final_answer(ids, tokenizer, thinking=thinking)
+    stop = ids[-1:] if row["finish_reason"] == "stop" else ()
+    answer = final_answer(ids, tokenizer, thinking=thinking, stop=stop)
     return Response(row["response"], ids, row["finish_reason"], answer)
 
 
 def stop_token_ids(config: GenerationConfig, tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """Tokens that end a turn: the tokenizer's and those of the model's generation settings."""
+    """Tokens that end a turn: of tokenizer, chat template, and the model's generation settings."""
     configured = config.eos_token_id
     ids = configured if isinstance(configured, list) else [configured]
-    return {i for i in [*ids, tokenizer.eos_token_id] if i is not None}
+    ids = [*ids, tokenizer.eos_token_id, turn_end_id(tokenizer)]
+    return {i for i in ids if i is not None}
 
 
 def _load_tokenizer(folder: Path, thinking: bool) -> PreTrainedTokenizerBase:

@@ -1,22 +1,25 @@
-"""The answer of a response that may hold reasoning: which text and which of its tokens.
+"""The answer of a response: which text, and which of its tokens. Reasoning is cut here alone.
 
 Verifier, judge and l look at the same part of a response (paper section 2.5; A1 and A7 of the
-points it leaves open). The cut is that of `califkit.verifiers.strip_reasoning`, made in token ids.
+points it leaves open). It begins behind the reasoning and ends where the turn does:
+
+- In thinking mode the answer begins after the last ``</think>``; a response without it has no
+  answer, because the template may have opened the reasoning.
+- Otherwise all of the response is the answer, unless it sets out with ``<think>`` of its own: then
+  the answer begins after the last ``</think>``, and there is none if that is absent. A ``</think>``
+  that nothing opened hides nothing.
+- Reasoning that is opened again after the last ``</think>`` leaves no answer.
+- A marker inside backticks is text.
+- Of a response in channels (``<|channel|>...<|message|>``) the answer is the last final channel.
+- What follows the first end-of-turn token is not read; control tokens at the end are no text.
 """
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-from califkit.verifiers import strip_reasoning
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -25,31 +28,73 @@ if TYPE_CHECKING:
 
 START, END = "<think>", "</think>"
 
+_IN_BACKTICKS = re.compile(r"`[^`\n]+`")
+_IN_CHANNELS = re.compile(r"\s*(?:<\|start\|>\w*)?<\|channel\|>")
+_FINAL_CHANNEL = re.compile(r"<\|channel\|>final\b[^\n]{0,80}?<\|message\|>")
+_CONTROL_AT_END = re.compile(
+    r"(?:<\|[\w-]{1,40}\|>|<\uff5c[^\n<>]{1,40}\uff5c>|</s>|<eos>|<pad>|<end_of_turn>)\Z"
+)
+_LONGEST_CONTROL_TOKEN = 44
+_PUBLISHED_MARKS = re.compile(r"<\|assistant\|>|</?answer>")
+
 
 @dataclass(frozen=True)
 class Answer:
     """The part of a response that is judged and scored.
 
-    ``text`` has no special tokens; ``token_ids`` are those that were generated, with the
-    end-of-turn token if it was. No answer: empty text and no ids.
+    ``text`` has no control tokens; ``token_ids`` are those that l is the mean over, with the
+    end-of-turn token if it is there, as ``ends`` says. No answer: empty text and no ids.
     """
 
     text: str
     token_ids: list[int]
+    ends: bool = False
+
+    @property
+    def content_ids(self) -> list[int]:
+        """Without the end-of-turn token, which counts in l but not in a text (A19)."""
+        return self.token_ids[:-1] if self.ends else self.token_ids
+
+
+def answer_text(response: str, thinking: bool = False) -> str:
+    """The answer in the text of a response; as it stands, white space included, if it is all of it.
+
+    >>> answer_text("<think>a, b</think> It is `</think>`.<|im_end|>")
+    'It is `</think>`.'
+    >>> answer_text("a, b </think> ok"), answer_text("a, b </think> ok", thinking=True)
+    ('a, b </think> ok', 'ok')
+    """
+    cut = _cut(response, thinking)
+    if cut is None:
+        return ""
+    start, _ = cut
+    return _without_control_tokens(response[start:].strip() if start else response)
+
+
+def graded_text(response: str, thinking: bool = False) -> str:
+    """The answer as the reward grades it: without ``<answer>`` tags and white space around it
+    (open-instruct does the same)."""
+    return _graded(answer_text(response, thinking))
+
+
+def ends_in_control_tokens(response: str) -> bool:
+    """Whether `answer_text` leaves out control tokens at the end, as in ``"Tea.<|im_end|>"``."""
+    return _without_control_tokens(response) != response
 
 
 def final_answer(
-    token_ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, *, thinking: bool
+    token_ids: Sequence[int],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    thinking: bool,
+    stop: Collection[int] = (),
 ) -> Answer:
-    """The answer in the token ids of a response.
+    """The answer in the token ids of a response, which are kept as generated.
 
-    - It begins after the last ``</think>``. Tokens that follow the marker and hold white space
-      only are dropped. Where the marker ends inside a token, the token belongs to the answer if
-      visible text follows in it (no character of the answer is lost), else to the marker.
-    - Ids are kept as generated, with the end-of-turn token; a truncated answer is an answer.
-    - With `thinking`, a response without the marker has no answer: the template may have opened
-      the reasoning. Without, all of it is the answer, unless it opens reasoning and never ends it.
-    - An answer without visible text is none.
+    Tokens that follow the reasoning and hold white space only are dropped. Where the marker ends
+    inside a token, the token belongs to the answer if visible text follows in it (no character of
+    the answer is lost), else to the marker. A truncated answer is an answer; one without visible
+    text is none.
 
     Parameters
     ----------
@@ -59,53 +104,99 @@ def final_answer(
         The policy's. The marker may be one token, special or not, or several.
     thinking
         Whether the response was drawn in thinking mode.
+    stop
+        Tokens that end a turn; what follows the first of them is not read.
     """
     ids = list(token_ids)
-    marker = tokenizer.encode(END, add_special_tokens=False)
-    marked = len(marker) == 1 and marker[0] in ids
-    if marked:
-        ids = ids[len(ids) - ids[::-1].index(marker[0]) :]
-    # A marker may also be spelled out in ordinary tokens.
-    before, spelled, after = tokenizer.decode(ids).rpartition(END)
-    text = strip_reasoning(tokenizer.decode(ids, skip_special_tokens=True))
-    if not text or START in after or (thinking and not marked and not spelled):
+    end = next((i for i, token in enumerate(ids) if token in stop), None)
+    ids = ids if end is None else ids[: end + 1]
+    whole = tokenizer.decode(ids)
+    cut = _cut(whole, thinking)
+    if cut is None:
         return Answer("", [])
-    if spelled:
-        ids = ids[_start_after_spelled(ids, tokenizer, before.count(END) + 1) :]
-    if marked or spelled:
+    start, marker = cut
+    if not start:
+        text = tokenizer.decode(ids, skip_special_tokens=True)
+    else:
+        first, begun = _first_token(ids, tokenizer, marker, whole[:start].count(marker))
+        text = begun + tokenizer.decode(ids[first + bool(begun) :], skip_special_tokens=True)
+        ids = ids[first:]
         while len(ids) > 1 and not tokenizer.decode(ids[:1]).strip():
             ids = ids[1:]
-    return Answer(text, ids)
+    return _answer(text, ids, end is not None)
 
 
-def _start_after_spelled(ids: list[int], tokenizer: PreTrainedTokenizerBase, n_markers: int) -> int:
-    """Index of the first token with visible text after the last of the markers, or of the token
-    after the marker. The number of markers in ``ids[:k]`` never falls with k: bisection."""
-    end = bisect_left(
-        range(len(ids)), n_markers, key=lambda k: tokenizer.decode(ids[:k]).count(END)
-    )
-    goes_on = tokenizer.decode(ids[:end]).rpartition(END)[2].strip()
-    return end - 1 if goes_on else end
+def text_answer(
+    response: str, tokenizer: PreTrainedTokenizerBase, *, thinking: bool = False, end: bool = True
+) -> Answer:
+    """The answer of a response of which only the text is there.
 
-
-def answer_text(response: str, thinking: bool) -> str:
-    """The answer in the text of a response, as `califkit.models.reasoning.final_answer` finds it in
-    ids.
-
-    What stands before the last ``</think>`` is dropped; a response without that marker has no
-    answer if it was drawn in thinking mode or opens reasoning, else it is the answer as it stands.
+    Its token ids may differ from those that were generated: the same text can be cut into other
+    tokens. With `end` it gets the token that ends a turn (`turn_end_id`).
     """
-    if END in response:
-        return strip_reasoning(response)
-    return "" if thinking or START in response else response
-
-
-def text_ids(answer: str, tokenizer: PreTrainedTokenizerBase, end: bool) -> list[int]:
-    """Token ids of an answer of which only the text is there; with the end-of-turn token or not.
-
-    They may differ from those that were generated: the same text can be cut into other tokens.
-    """
-    if not answer.strip():
-        return []
+    answer = answer_text(response, thinking)
     ids = tokenizer(answer, add_special_tokens=False)["input_ids"]
-    return [*ids, tokenizer.eos_token_id] if end else ids
+    return _answer(answer, [*ids, turn_end_id(tokenizer)] if end else ids, end)
+
+
+def turn_end_id(tokenizer: PreTrainedTokenizerBase) -> int:
+    """The token that ends a turn: what the chat template writes behind an answer.
+
+    It need not be the tokenizer's end-of-sequence token (Gemma, base checkpoints), which is taken
+    where the template writes no special token.
+    """
+    turns = [{"role": "user", "content": "Tea?"}, {"role": "assistant", "content": "Green."}]
+    rendered = tokenizer.apply_chat_template(turns, tokenize=False)
+    _, found, behind = rendered.rpartition("Green.")
+    ids = tokenizer(behind, add_special_tokens=False)["input_ids"] if found else []
+    added = tokenizer.added_tokens_decoder
+    special = (i for i in ids if i in added and added[i].special)
+    return next(special, tokenizer.eos_token_id)
+
+
+def _cut(response: str, thinking: bool) -> tuple[int, str] | None:
+    """Where the answer begins, and the marker before it; None if there is no answer."""
+    if _IN_CHANNELS.match(response):
+        final = list(_FINAL_CHANNEL.finditer(response))
+        return (final[-1].end(), final[-1].group()) if final else None
+    if not (thinking or response.lstrip().removeprefix("<|assistant|>").lstrip().startswith(START)):
+        return 0, ""
+    # As long as before, so that places stay where they are.
+    unquoted = _IN_BACKTICKS.sub(lambda quoted: " " * len(quoted.group()), response)
+    start = unquoted.rfind(END) + len(END)
+    if start < len(END) or START in unquoted[start:]:
+        return None
+    return start, END
+
+
+def _first_token(
+    ids: list[int], tokenizer: PreTrainedTokenizerBase, marker: str, n_markers: int
+) -> tuple[int, str]:
+    """Index of the first token of an answer behind the last of the markers, and the visible text
+    that stands in it behind the marker's end, if any.
+
+    The number of markers in ``ids[:k]`` never falls with k: bisection.
+    """
+    end = bisect_left(
+        range(len(ids)), n_markers, key=lambda k: tokenizer.decode(ids[:k]).count(marker)
+    )
+    begun = tokenizer.decode(ids[:end]).rpartition(marker)[2]
+    return (end - 1, begun) if begun.strip() else (end, "")
+
+
+def _answer(text: str, ids: list[int], ends: bool) -> Answer:
+    text = _graded(text)
+    return Answer(text, ids, ends) if text else Answer("", [])
+
+
+def _graded(text: str) -> str:
+    return _without_control_tokens(_PUBLISHED_MARKS.sub("", text)).strip()
+
+
+def _without_control_tokens(text: str) -> str:
+    """A text up to the control tokens at its end; without them unchanged, white space included."""
+    bare = text.rstrip()
+    found = False
+    while token := _CONTROL_AT_END.search(bare, max(len(bare) - _LONGEST_CONTROL_TOKEN, 0)):
+        bare, found = bare[: token.start()].rstrip(), True
+    return bare if found else text

@@ -6,9 +6,10 @@
 * the ``verifiers`` library: ``Rubric(funcs=[constraints_followed])``;
 * NeMo Gym: `gym_row` writes a row of a data set, `gym_verify` scores a response to one.
 
-All of them strip reasoning (left open, it is no answer), check strictly and give the share of
-constraints followed. They keep no state and can be pickled, so threads, forks and spawned workers
-may call them. Data that cannot be used is an error, never a reward of 0.
+All of them grade the answer (`califkit.models.reasoning`; ``thinking`` says whether responses were
+drawn in thinking mode), check strictly and give the share of constraints followed. They keep no
+state and can be pickled, so threads, forks and spawned workers may call them. Data that cannot be
+used is an error, never a reward of 0.
 
 The constraints come as *ground truth*: what the training set calls so (the text of a Python
 literal or of JSON, with ``instruction_id`` and ``kwargs``), or JSON as `constraints_json` writes it
@@ -21,8 +22,9 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from califkit.data.rows import Instance, _read_value, read_constraints
-from califkit.verifiers import fraction_followed, strip_reasoning, verify_all
+from califkit.data.rows import Instance, read_constraints
+from califkit.models.reasoning import graded_text
+from califkit.verifiers import verify_all
 
 GRADING_MODES = ("binary", "fraction")
 
@@ -63,12 +65,15 @@ class VerifierReward:
     ----------
     semantics
         ``published`` or ``repaired`` verdicts.
+    thinking
+        Whether rollouts are drawn in thinking mode.
     """
 
-    def __init__(self, semantics: str = "published") -> None:
+    def __init__(self, semantics: str = "published", thinking: bool = False) -> None:
         if semantics not in ("published", "repaired"):
             raise ValueError(f"semantics must be 'published' or 'repaired', not {semantics!r}")
         self.semantics = semantics
+        self.thinking = thinking
         self.__name__ = "verifier" if semantics == "published" else f"verifier_{semantics}"
 
     def __call__(
@@ -89,7 +94,7 @@ class VerifierReward:
                 f"columns found: {', '.join(columns) or 'none'}"
             )
         rewards = [
-            _score(truth, completion_text(completion), self.semantics)
+            _share(truth, completion_text(completion), self.thinking, self.semantics)
             for truth, completion in zip(truths, completions, strict=True)
         ]
         if log_metric is not None and rewards:
@@ -101,26 +106,31 @@ verifier_reward = VerifierReward()
 """`VerifierReward` with the published verdicts."""
 
 
-def _score(ground_truth: Any, prediction: str, semantics: str = "published") -> float:
+def _share(ground_truth: Any, response: str, thinking: bool, semantics: str = "published") -> float:
     constraints = read_constraints(ground_truth)
-    return fraction_followed(constraints, prediction, semantics, unterminated="empty")
+    followed = verify_all(constraints, graded_text(response, thinking), "strict", semantics)
+    return sum(followed) / max(len(followed), 1)
 
 
 # --- verl ----------------------------------------------------------------------------------------
 
 
 def compute_score(
-    data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None
+    data_source: str,
+    solution_str: str,
+    ground_truth: Any,
+    extra_info: Any = None,
+    thinking: bool = False,
 ) -> float:
     """verl's reward function; `ground_truth` is that of the row's ``reward_model``."""
-    return _score(ground_truth, solution_str)
+    return _share(ground_truth, solution_str, thinking)
 
 
 # --- the verifiers library -----------------------------------------------------------------------
 
 
 def constraints_followed(
-    completion: Any, answer: Any = "", info: Any = None, **kwargs: Any
+    completion: Any, answer: Any = "", info: Any = None, thinking: bool = False, **kwargs: Any
 ) -> float:
     """Rubric function: the ground truth is in `answer`, or in ``info["ground_truth"]``."""
     if isinstance(info, str) and info:
@@ -128,7 +138,7 @@ def constraints_followed(
     truth = answer or (info or {}).get("ground_truth")
     if not truth:
         raise ValueError("no ground truth: neither 'answer' nor info['ground_truth'] is there")
-    return _score(truth, completion_text(completion))
+    return _share(truth, completion_text(completion), thinking)
 
 
 # --- NeMo Gym ------------------------------------------------------------------------------------
@@ -149,7 +159,7 @@ def gym_row(instance: Instance, grading_mode: str = "fraction") -> dict[str, Any
 
 
 def gym_verify(
-    row: Mapping[str, Any], response: Any, semantics: str = "published"
+    row: Mapping[str, Any], response: Any, semantics: str = "published", thinking: bool = False
 ) -> dict[str, Any]:
     """Score a response to a NeMo Gym row.
 
@@ -169,13 +179,13 @@ def gym_verify(
     metadata = row["verifier_metadata"]
     grading_mode = metadata.get("grading_mode", "fraction")
     _check_grading(grading_mode)
-    constraints = _read_value(metadata)
+    constraints = read_constraints(metadata)
     text = response
     if not isinstance(response, str):
         items = response["output"]
         messages = [i for i in items if i.get("type", "message") == "message"]
         text = completion_text(messages) if messages else ""
-    followed = verify_all(constraints, strip_reasoning(text), "strict", semantics)
+    followed = verify_all(constraints, graded_text(text, thinking), "strict", semantics)
     share = sum(followed) / len(followed)
     return {
         "reward": share if grading_mode == "fraction" else float(all(followed)),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from califkit import CalifkitError
+from califkit.anchors.region import finite_or_nan, read_bound
 from califkit.data.rows import read_constraints
 from califkit.rewards.reference import check_adapter
 from califkit.runs.settings import REGION_METHODS
@@ -27,9 +27,6 @@ _PLAIN_SAMPLING = {
     "repetition_penalty": (1.0,),
 }
 """Values under which draws are not truncated or weighted, the one to advise first."""
-
-_MAY_EXCEED_0 = {"inner_region": "l0", "outer_region": "l1"}
-"""The end that a confidence interval can push above 0 (`califkit.anchors.region`)."""
 
 
 class RewardError(CalifkitError, ValueError):
@@ -157,8 +154,8 @@ def check_columns(columns: Iterable[str], needed: Sequence[str]) -> None:
         )
 
 
-def check_dataset(dataset: Any, name: str, needed: Sequence[str], method: str) -> None:
-    """Read every row of a data set.
+def check_dataset(dataset: Any, name: str, needed: Sequence[str], method: str) -> list[str]:
+    """Read every row of a data set; what looks like a mistake, but is possible, is returned.
 
     Parameters
     ----------
@@ -176,28 +173,28 @@ def check_dataset(dataset: Any, name: str, needed: Sequence[str], method: str) -
     RewardError
         For a missing column, a row that cannot be used, or no l0 or l1 in any row.
 
-    Warns
-    -----
-    UserWarning
-        If most bounds are reversed, every request is its whole prompt, or prompts hold a system
-        turn. Each is possible, but likely a mistake.
+    Returns
+    -------
+    list of str
+        Sentences: that most bounds are reversed, every request is its whole prompt, or prompts hold
+        a system turn.
     """
     from datasets import IterableDataset
 
     if dataset.column_names is not None:
         check_columns(dataset.column_names, needed)
     if isinstance(dataset, IterableDataset):
-        return
+        return []
     names = ("prompt", *COLUMNS, *OPTIONAL_COLUMNS)
     names = [name for name in names if name in dataset.column_names]
     bounds, same, with_system = [], 0, 0
     for i, row in enumerate(dataset.select_columns(names).with_format(None)):
         try:
             check_prompt(row.get("prompt"))
-            check_row(row, method)
+            _, numbers = check_row(row, method)
         except ValueError as error:
             raise RewardError(f"row {i} of the {name}, key {row.get('key')!r}: {error}") from error
-        bounds.append((number(row["l0"]), number(row["l1"])))
+        bounds.append((numbers["l0"], numbers["l1"]))
         same += row["prompt"][-1]["content"] == row["request"]
         with_system += any(turn["role"] == "system" for turn in row["prompt"])
     l0, l1 = np.array(bounds).reshape(-1, 2).T
@@ -208,24 +205,20 @@ def check_dataset(dataset: Any, name: str, needed: Sequence[str], method: str) -
                 "be rewarded without bounds"
             )
     reversed_bounds, both = int((l0 > l1).sum()), int((~np.isnan(l0 - l1)).sum())
+    doubts = []
     # Intervals of few draws cross often (paper section 6); there it says nothing.
     if 2 * reversed_bounds > both and method not in REGION_METHODS:
-        _warn(f"{name}: {reversed_bounds} of {both} rows have l0 > l1; are the columns swapped?")
+        doubts.append(f"{reversed_bounds} of {both} rows have l0 > l1; are the columns swapped?")
     if same == len(bounds):
-        _warn(
-            f"{name}: every request is the same as its prompt; request is the text without its "
-            "constraints"
+        doubts.append(
+            "every request is the same as its prompt; request is the text without its constraints"
         )
     if with_system:
-        _warn(
-            f"{name}: {with_system} prompts have a system turn, but l and the bounds are taken "
-            "given the request alone"
+        doubts.append(
+            f"{with_system} prompts have a system turn, but l and the bounds are taken given the "
+            "request alone"
         )
-
-
-def _warn(message: str) -> None:
-    # Of four frames the last is the caller of `CalifReward.bind`.
-    warnings.warn(message, stacklevel=4)
+    return [f"{name}: {doubt}" for doubt in doubts]
 
 
 def check_prompt(prompt: Any) -> None:
@@ -246,15 +239,17 @@ def check_prompt(prompt: Any) -> None:
         )
 
 
-def check_row(row: Mapping[str, Any], method: str) -> tuple[Constraint, ...]:
-    """The constraints of a row of the data set, after a look at all it holds but the prompt.
+def check_row(
+    row: Mapping[str, Any], method: str
+) -> tuple[tuple[Constraint, ...], dict[str, float]]:
+    """The constraints of a row of the data set and its numbers, NaN where they are missing.
 
     Parameters
     ----------
     row
-        With `COLUMNS` and perhaps ``anchor_r_ver``.
+        With `COLUMNS` and perhaps ``anchor_r_ver`` and ``anchor_tokens``.
     method
-        A bound is a log-likelihood, so at most 0; only one end of the region methods is not.
+        As in `califkit.anchors.region.read_bound`.
 
     Raises
     ------
@@ -270,23 +265,11 @@ def check_row(row: Mapping[str, Any], method: str) -> tuple[Constraint, ...]:
         raise ValueError(f"constraints {row['constraints']!r:.200}: {error}") from error
     if not constraints:
         raise ValueError("constraints is empty: there is nothing to verify")
-    for name in ("l0", "l1", "anchor_r_ver", "anchor_tokens"):
-        value = row.get(name)
-        is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-        if value is not None and (not is_number or math.isinf(value)):
-            raise ValueError(f"{name} must be a finite number or None, got {value!r}")
-    for name in ("l0", "l1"):
-        if number(row[name]) > 0 and name != _MAY_EXCEED_0.get(method):
-            raise ValueError(
-                f"{name} must be at most 0, as a log-likelihood in nats per token is; got "
-                f"{row[name]}"
-            )
-    compliance = number(row.get("anchor_r_ver"))
+    numbers = {name: read_bound(row[name], name, method) for name in ("l0", "l1")}
+    for name in ("anchor_r_ver", "anchor_tokens"):
+        if name in row:
+            numbers[name] = finite_or_nan(row[name], name)
+    compliance = numbers.get("anchor_r_ver", math.nan)
     if compliance < 0 or compliance > 1:
         raise ValueError(f"anchor_r_ver must lie in [0, 1], got {compliance}")
-    return constraints
-
-
-def number(value: float | None) -> float:
-    """A value of a column that may be missing: NaN for None."""
-    return math.nan if value is None else float(value)
+    return constraints, numbers

@@ -72,6 +72,10 @@ class JudgeRule:
     judge: Grader
     tau: float
 
+    # The options of a `RewardRule` that it does without.
+    margin = 0.0
+    bonus_requires_compliant_anchor = False
+
     def __post_init__(self) -> None:
         for name in ("alpha", "judge", "tau"):
             if getattr(self, name) is None:
@@ -142,7 +146,7 @@ def reward_rule(
         raise ValueError(f"method {method!r} does not use {', '.join(named)}")
     if method in JUDGE_METHODS:
         return JudgeRule(method, alpha, judge, tau)
-    return RewardRule(method, None if method in ("if_rlvr", "no_lower_dev") else alpha, **options)
+    return RewardRule(method, alpha, **options)
 
 
 def judge_statistics(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -22,26 +22,14 @@ is 0 where r_ver = 0.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from califkit.anchors.region import REGION_RULES, _check_region_options, _floats, exceeds_ceiling
-
-METHODS = (
-    "if_rlvr",
-    "calif",
-    "direct_bonus",
-    "no_lower",
-    "no_upper",
-    "no_lower_dev",
-    "no_upper_dev",
-    "inner_region",
-    "outer_region",
-)
-"""Names of the rules that `RewardRule` knows."""
+from califkit.anchors.region import exceeds_ceiling, floats
 
 
 def calif_reward(
@@ -87,8 +75,8 @@ def calif_reward(
     >>> calif_reward([1.0, 1.0, 1.0, 0.0], [-3.0, -2.0, -0.5, -2.0], l0=-2.5, l1=-1.0).tolist()
     [1.0, 1.1, 0.0, 0.0]
     """
-    _check_region_options(reversed_bounds, ceiling_margin)
-    l, l0, l1 = _floats(l, l0, l1)
+    _check_options(reversed_bounds, ceiling_margin)
+    l, l0, l1 = floats(l, l0, l1)
     usual = l0 <= l1
     zero = exceeds_ceiling(l, l0, l1, ceiling_margin)
     if reversed_bounds == "keep":
@@ -103,7 +91,7 @@ def direct_bonus_reward(r_ver: ArrayLike, l: ArrayLike, alpha: float) -> np.ndar
     Needs no bounds. exp(l) lies in (0, 1], so rewards lie in [0, 1 + alpha]. Arguments as in
     `calif_reward`; a missing l pays r_ver.
     """
-    (l,) = _floats(l)
+    (l,) = floats(l)
     return _pay(r_ver, alpha, bonus_where=~np.isnan(l), share=np.exp(l))
 
 
@@ -116,7 +104,7 @@ def no_lower_reward(r_ver: ArrayLike, l: ArrayLike, l1: ArrayLike, alpha: float)
     l0 is not used, so no bounds are reversed. Arguments and range as in `calif_reward`; a missing
     l or l1 pays r_ver.
     """
-    l, l1 = _floats(l, l1)
+    l, l1 = floats(l, l1)
     return _pay(r_ver, alpha, bonus_where=l <= l1, zero_where=l > l1)
 
 
@@ -129,7 +117,7 @@ def no_upper_reward(r_ver: ArrayLike, l: ArrayLike, l0: ArrayLike, alpha: float)
     Nothing is zeroed and l1 is not used, so no bounds are reversed. Arguments and range as in
     `calif_reward`; a missing l or l0 pays r_ver.
     """
-    l, l0 = _floats(l, l0)
+    l, l0 = floats(l, l0)
     return _pay(r_ver, alpha, bonus_where=l >= l0)
 
 
@@ -162,7 +150,7 @@ def no_upper_dev_reward(
     Unlike `no_upper_reward` it pays no bonus in reversed bounds. Arguments and range as in
     `calif_reward`; a missing l, l0 or l1 pays r_ver.
     """
-    l, l0, l1 = _floats(l, l0, l1)
+    l, l0, l1 = floats(l, l0, l1)
     return _pay(r_ver, alpha, bonus_where=(l0 <= l1) & (l >= l0))
 
 
@@ -192,34 +180,52 @@ def judge_reward(r_ver: ArrayLike, score: ArrayLike, tau: float, alpha: float) -
     """
     if math.isnan(tau):
         raise ValueError("tau is NaN: no bonus would ever be paid")
-    (score,) = _floats(score)
+    (score,) = floats(score)
     return _pay(r_ver, alpha, bonus_where=score > tau)
+
+
+@dataclass(frozen=True)
+class _Method:
+    """What a method pays, from r_ver, l, l0, l1 and alpha; whether that includes a bonus, and
+    whether it goes by the region between two bounds and so takes the options of `calif_reward`."""
+
+    pays: Callable[..., np.ndarray]
+    has_bonus: bool = True
+    has_region: bool = False
+
+
+_METHODS = {
+    "if_rlvr": _Method(lambda r_ver, *rest: _fractions(r_ver, "r_ver"), has_bonus=False),
+    "calif": _Method(calif_reward, has_region=True),
+    "direct_bonus": _Method(lambda r_ver, l, l0, l1, alpha: direct_bonus_reward(r_ver, l, alpha)),
+    "no_lower": _Method(lambda r_ver, l, l0, l1, alpha: no_lower_reward(r_ver, l, l1, alpha)),
+    "no_upper": _Method(lambda r_ver, l, l0, l1, alpha: no_upper_reward(r_ver, l, l0, alpha)),
+    "no_lower_dev": _Method(
+        lambda r_ver, l, l0, l1, alpha: no_lower_dev_reward(r_ver, l, l0, l1), has_bonus=False
+    ),
+    "no_upper_dev": _Method(no_upper_dev_reward),
+    # The caller passes bounds of `califkit.anchors.region.confidence_region`.
+    "inner_region": _Method(calif_reward, has_region=True),
+    "outer_region": _Method(calif_reward, has_region=True),
+}
+
+METHODS = tuple(_METHODS)
+"""Names of the rules that `RewardRule` knows."""
+
+REGION_RULES = tuple(name for name, method in _METHODS.items() if method.has_region)
+"""Methods that take the options of `RewardRule`."""
 
 
 @dataclass(frozen=True)
 class RewardRule:
     """The reward of a training run: a method and its options, checked once, then called.
 
-    ======================== ==================================================================
-    method                   pays
-    ======================== ==================================================================
-    ``if_rlvr``              r_ver (paper section 2.2)
-    ``calif``                `calif_reward`
-    ``direct_bonus``         `direct_bonus_reward`
-    ``no_lower``             `no_lower_reward`
-    ``no_upper``             `no_upper_reward`
-    ``no_lower_dev``         `no_lower_dev_reward`
-    ``no_upper_dev``         `no_upper_dev_reward`
-    ``inner_region``,        `calif_reward`; the caller passes bounds of `confidence_region`
-    ``outer_region``
-    ======================== ==================================================================
-
     Parameters
     ----------
     method
         One of `METHODS`.
     alpha
-        Size of the bonus, positive. ``if_rlvr`` and ``no_lower_dev`` pay none and may have None.
+        Size of the bonus, positive; None or without effect where the method pays none.
     reversed_bounds, ceiling_margin
         As in `calif_reward`, only for `REGION_RULES`; None is the paper's rule. The logged zones
         take the margin along; for the rest they describe the bounds, not the method.
@@ -240,28 +246,26 @@ class RewardRule:
     bonus_requires_compliant_anchor: bool = False
 
     def __post_init__(self) -> None:
-        if self.method not in METHODS:
+        if self.method not in _METHODS:
             raise ValueError(f"unknown method {self.method!r}; known: {', '.join(METHODS)}")
+        method = _METHODS[self.method]
         if self.alpha is not None:
             _check_alpha(self.alpha)
-        elif self.method not in ("if_rlvr", "no_lower_dev"):
+        elif method.has_bonus:
             raise ValueError(f"method {self.method!r} needs a positive alpha, got None")
-        _check_region_options(self.reversed_bounds, self.ceiling_margin or 0.0)
-        given = [
-            name
-            for name in ("reversed_bounds", "ceiling_margin", "bonus_requires_compliant_anchor")
-            if getattr(self, name) not in (None, False)
-        ]
-        if given and self.method not in REGION_RULES:
+        _check_options(self.reversed_bounds, self.margin)
+        options = ("reversed_bounds", "ceiling_margin", "bonus_requires_compliant_anchor")
+        given = [name for name in options if getattr(self, name) not in (None, False)]
+        if given and not method.has_region:
             raise ValueError(
                 f"method {self.method!r} does not use {', '.join(given)}; "
                 f"only these do: {', '.join(REGION_RULES)}"
             )
 
     @property
-    def needs_likelihood(self) -> bool:
-        """Whether rewards depend on l; if not, `__call__` does not look at l, l0 and l1."""
-        return self.method != "if_rlvr"
+    def margin(self) -> float:
+        """How far above l1 a reward is zeroed, in nats."""
+        return self.ceiling_margin or 0.0
 
     def __call__(
         self,
@@ -281,28 +285,10 @@ class RewardRule:
             r_ver of each prompt's constrained anchor, NaN if missing; only
             `bonus_requires_compliant_anchor` looks at it and then needs it.
         """
-        match self.method:
-            case "if_rlvr":
-                return _fractions(r_ver, "r_ver")
-            case "direct_bonus":
-                return direct_bonus_reward(r_ver, l, self.alpha)
-            case "no_lower":
-                return no_lower_reward(r_ver, l, l1, self.alpha)
-            case "no_upper":
-                return no_upper_reward(r_ver, l, l0, self.alpha)
-            case "no_lower_dev":
-                return no_lower_dev_reward(r_ver, l, l0, l1)
-            case "no_upper_dev":
-                return no_upper_dev_reward(r_ver, l, l0, l1, self.alpha)
-        rewards = calif_reward(
-            r_ver,
-            l,
-            l0,
-            l1,
-            self.alpha,
-            reversed_bounds=self.reversed_bounds,
-            ceiling_margin=self.ceiling_margin or 0.0,
-        )
+        method, options = _METHODS[self.method], {}
+        if method.has_region:
+            options = {"reversed_bounds": self.reversed_bounds, "ceiling_margin": self.margin}
+        rewards = method.pays(r_ver, l, l0, l1, self.alpha, **options)
         if not self.bonus_requires_compliant_anchor:
             return rewards
         if anchor_r_ver is None:
@@ -313,6 +299,19 @@ class RewardRule:
         compliant = _fractions(anchor_r_ver, "anchor_r_ver", may_miss=True) >= 1
         # A reward above r_ver is r_ver and the bonus; one below is a zero, which stays.
         return np.where(compliant, rewards, np.minimum(rewards, r_ver))
+
+    def rewards(self, rows: Sequence[Mapping[str, Any]]) -> np.ndarray:
+        """Rewards of rows with ``r_ver``, ``loglik``, ``l0``, ``l1`` and perhaps
+        ``anchor_r_ver``; None is missing."""
+        names = ("r_ver", "loglik", "l0", "l1", "anchor_r_ver")
+        return self(*(np.array([row.get(name) for row in rows], dtype=float) for name in names))
+
+
+def _check_options(reversed_bounds: str | None, ceiling_margin: float) -> None:
+    if reversed_bounds not in (None, "keep"):
+        raise ValueError(f"reversed_bounds must be None or 'keep', got {reversed_bounds!r}")
+    if not 0 <= ceiling_margin < math.inf:
+        raise ValueError(f"ceiling_margin must be 0 or more nats, got {ceiling_margin}")
 
 
 def _pay(

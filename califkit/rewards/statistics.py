@@ -46,8 +46,8 @@ def step_statistics(
         All rollouts of the step, from every process. Keys: ``group`` (hashable, the same for the
         rollouts of one prompt), ``r_ver``, ``reward``, ``loglik``, ``l0`` and ``l1`` (nats per
         token or None), ``zone`` (one of `ZONES`), ``tokens``, ``distinct_2`` (or None),
-        ``clipped`` (cut at the token limit), ``families`` (constraint family -> [followed, total],
-        where the family is the constraint's id up to the colon). A row may also have
+        ``clipped`` (cut at the token limit), ``types`` (of constraint -> [followed, total],
+        where the type is the id up to the colon). A row may also have
         ``anchor_r_ver`` (of the prompt's constrained reference answer), and ``answer_tokens`` with
         ``anchor_tokens`` (length of the answer without reasoning, and of that reference answer);
         None where unknown.
@@ -235,7 +235,7 @@ def _family_shares(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Followed / total constraints of each family, in alphabetical order."""
     counts: dict[str, np.ndarray] = {}
     for row in rows:
-        for family, (followed, total) in row["families"].items():
+        for family, (followed, total) in row["types"].items():
             counts[family] = counts.get(family, np.zeros(2)) + (followed, total)
     return {family: float(f / t) for family, (f, t) in sorted(counts.items()) if t > 0}
 

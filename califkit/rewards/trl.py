@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from numbers import Real
@@ -9,10 +10,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from califkit.anchors.region import zones
-from califkit.metrics import distinct_2, none_if_nan
+from califkit.metrics import none_if_nan
 from califkit.models.likelihood import ReferenceScorer
-from califkit.models.reasoning import Answer, final_answer
+from califkit.models.reasoning import Answer, final_answer, turn_end_id
 from califkit.rewards.adapters import completion_text
 from califkit.rewards.checks import (
     COLUMNS,
@@ -25,12 +25,11 @@ from califkit.rewards.checks import (
     check_row,
     check_step,
     check_template,
-    number,
 )
 from califkit.rewards.judge import Grader, JudgeRule, judge_statistics, reward_rule
 from califkit.rewards.reference import find_reference
+from califkit.rewards.score import answer_row, pay
 from califkit.rewards.statistics import step_statistics
-from califkit.verifiers import verify_all
 
 __all__ = ["CalifReward", "RewardError", "check_config"]
 
@@ -74,7 +73,7 @@ class CalifReward:
         the same; l itself is taken at temperature 1 in any case.
     thinking
         Whether rollouts are drawn in thinking mode; see `califkit.models.reasoning.final_answer`.
-    score_unpaid
+    score_zero_reward
         Whether rollouts with r_ver = 0 are scored as well. They earn 0 whatever their l, so False
         saves time and changes no reward; l and zones are then those of the others alone.
     tokens_per_pass
@@ -83,11 +82,9 @@ class CalifReward:
         Called on every process with the number of finished steps and one dict a rollout of all
         processes, in the order of the step; for logs. Not called in evaluation. Keys: ``key``,
         ``group`` (number of the prompt in the step), ``completion`` (as drawn), ``tokens`` (as
-        drawn, without the end-of-turn token), ``clipped`` (no end-of-turn token),
-        ``answer_tokens`` and ``distinct_2`` of the answer, ``r_ver``, ``families`` (constraint
-        family -> [followed, total]), ``loglik``, ``l0``, ``l1``, ``zone``, ``reward``,
-        ``anchor_r_ver`` and ``anchor_tokens`` if the data set has them, and ``judge_status`` and
-        ``judge_score`` if a judge is asked.
+        drawn, without the end-of-turn token), ``clipped`` (no end-of-turn token), all that
+        `califkit.rewards.score` writes of an answer, ``anchor_r_ver`` and ``anchor_tokens`` if the
+        data set has them, and ``judge_status`` and ``judge_score`` if a judge is asked.
     """
 
     def __init__(
@@ -103,7 +100,7 @@ class CalifReward:
         semantics: Literal["published", "repaired"] = "published",
         bounds_temperature: float = 1.0,
         thinking: bool = False,
-        score_unpaid: bool = True,
+        score_zero_reward: bool = True,
         tokens_per_pass: int = 2048,
         on_rollouts: Callable[[int, list[dict[str, Any]]], None] | None = None,
     ) -> None:
@@ -129,22 +126,23 @@ class CalifReward:
             ceiling_margin=ceiling_margin,
             bonus_requires_compliant_anchor=bonus_requires_compliant_anchor,
         )
-        self._judged = isinstance(self.rule, JudgeRule)
         self.semantics = semantics
         self.bounds_temperature = bounds_temperature
         self.thinking = thinking
-        self.score_unpaid = score_unpaid
+        self.score_zero_reward = score_zero_reward
         self.tokens_per_pass = tokens_per_pass
         self.on_rollouts = on_rollouts
         self.__name__ = method
         self.reference_kind: str | None = None
+        self.scorer: ReferenceScorer | None = None
         self._trainer: Any = None
-        self._scorer: ReferenceScorer | None = None
+        self._turn_ends: set[int] = set()
 
     def bind(self, trainer: Any) -> None:
         """Take the frozen reference from a trainer that has not trained yet; check its data.
 
-        ``reference_kind`` then says where the reference lives; see `califkit.rewards.reference`.
+        ``scorer`` then gives l under the reference, and ``reference_kind`` says where that lives;
+        see `califkit.rewards.reference`.
         All rows of the training and evaluation sets are read. Rows of an ``IterableDataset`` cannot
         be, so an error in one of them shows only when it is scored.
 
@@ -171,10 +169,11 @@ class CalifReward:
             (trainer.train_dataset, "training set"),
             *((part, f"evaluation set {key}".rstrip()) for key, part in evaluated.items()),
         ):
-            check_dataset(dataset, name, self._needed, self.rule.method)
+            for doubt in check_dataset(dataset, name, self._needed, self.rule.method):
+                warnings.warn(doubt, stacklevel=2)
         check_step(trainer)
         reference = find_reference(trainer)
-        self._scorer = ReferenceScorer(
+        self.scorer = ReferenceScorer(
             reference.model,
             trainer.processing_class,
             self.tokens_per_pass,
@@ -183,6 +182,7 @@ class CalifReward:
         )
         self.reference_kind = reference.kind
         self._trainer = trainer
+        self._turn_ends = {*trainer.eos_token_ids, turn_end_id(trainer.processing_class)}
 
     def __call__(
         self,
@@ -208,18 +208,18 @@ class CalifReward:
         """
         from accelerate.utils import gather_object
 
-        if self._scorer is None:
+        if self.scorer is None:
             raise RuntimeError("call reward.bind(trainer) before training starts")
         with raised_everywhere():
             rows, requests, answers = self._verified(prompts, completions, completion_ids, columns)
-        if self._judged:
+        if isinstance(self.rule, JudgeRule):
             wait_for_judge = self.rule.ask(rows, requests, [answer.text for answer in answers])
         # Where each pass is a collective, an error between two of them cannot be shared: it ends
         # this process, and with it the job.
-        with nullcontext() if self._scorer.lockstep else raised_everywhere():
-            likelihood = self._scorer.score(requests, self._scored(rows, answers))
+        with nullcontext() if self.scorer.lockstep else raised_everywhere():
+            likelihood = self.scorer.score(requests, self._scored(rows, answers))
         with raised_everywhere():
-            if self._judged:
+            if isinstance(self.rule, JudgeRule):
                 wait_for_judge()
             rewards = self._reward(rows, likelihood)
 
@@ -229,8 +229,8 @@ class CalifReward:
         for i, row in enumerate(step):  # the rollouts of a prompt follow each other in the step
             row["group"] = i // getattr(self._trainer, per_prompt)
         if log_metric is not None:
-            statistics = step_statistics(step, self._margin)
-            statistics |= judge_statistics(step) if self._judged else {}
+            statistics = step_statistics(step, self.rule.margin)
+            statistics |= judge_statistics(step) if isinstance(self.rule, JudgeRule) else {}
             for name, value in statistics.items():
                 log_metric(name, value)
         if self.on_rollouts is not None and training:
@@ -240,20 +240,16 @@ class CalifReward:
     def _scored(self, rows: list[dict[str, Any]], answers: list[Answer]) -> list[list[int]]:
         """Token ids to score; none of an answer that is left out."""
         return [
-            answer.token_ids if self.score_unpaid or row["r_ver"] > 0 else []
+            answer.token_ids if self.score_zero_reward or row["r_ver"] > 0 else []
             for row, answer in zip(rows, answers, strict=True)
         ]
 
     @property
-    def _margin(self) -> float:
-        """How far above l1 a reward is zeroed."""
-        return 0.0 if self._judged else self.rule.ceiling_margin or 0.0
-
-    @property
     def _needed(self) -> tuple[str, ...]:
         """Columns that the data set has to have."""
-        compliant = not self._judged and self.rule.bonus_requires_compliant_anchor
-        return (*COLUMNS, "anchor_r_ver") if compliant else COLUMNS
+        if self.rule.bonus_requires_compliant_anchor:
+            return (*COLUMNS, "anchor_r_ver")
+        return COLUMNS
 
     def _verified(
         self,
@@ -277,7 +273,7 @@ class CalifReward:
                 row, answer = self._verified_row(completion, ids, data)
                 # A request that the template refuses has to fail here, before the collectives.
                 if requests[-1:] != [data["request"]]:
-                    self._scorer.prefix_ids(data["request"])
+                    self.scorer.prefix_ids(data["request"])
             except Exception as error:
                 raise RewardError(
                     f"rollout {i}, key {data.get('key')!r}: {_cause(error)}"
@@ -290,54 +286,27 @@ class CalifReward:
     def _verified_row(
         self, completion: Any, ids: Sequence[int], data: Mapping[str, Any]
     ) -> tuple[dict[str, Any], Answer]:
-        constraints = check_row(data, self.rule.method)
-        answer = final_answer(ids, self._scorer.tokenizer, thinking=self.thinking)
-        followed = verify_all(constraints, answer.text, "strict", self.semantics)
-        families: dict[str, list[int]] = {}
-        for constraint, verdict in zip(constraints, followed, strict=True):
-            counts = families.setdefault(constraint.id.partition(":")[0], [0, 0])
-            counts[0] += verdict
-            counts[1] += 1
-        clipped = len(ids) == 0 or ids[-1] not in self._trainer.eos_token_ids
+        constraints, numbers = check_row(data, self.rule.method)
+        answer = final_answer(
+            ids, self.scorer.tokenizer, thinking=self.thinking, stop=self._turn_ends
+        )
+        end = next((i for i, token in enumerate(ids) if token in self._turn_ends), None)
         row = {
             "key": data.get("key"),
             "completion": completion_text(completion),
-            "r_ver": sum(followed) / len(followed),
-            "l0": none_if_nan(number(data["l0"])),
-            "l1": none_if_nan(number(data["l1"])),
-            "tokens": len(ids) if clipped else len(ids) - 1,
-            "distinct_2": none_if_nan(distinct_2(self._without_end(answer.token_ids))),
-            "clipped": clipped,
-            "families": families,
+            "tokens": len(ids) if end is None else end,
+            "clipped": end is None,
+            **answer_row(answer, constraints, numbers["l0"], numbers["l1"], self.semantics),
         }
-        row["answer_tokens"] = len(self._without_end(answer.token_ids))
-        for name in ("anchor_r_ver", "anchor_tokens"):
-            if name in data:
-                row[name] = none_if_nan(number(data[name]))
-        return row, answer
-
-    def _without_end(self, ids: Sequence[int]) -> Sequence[int]:
-        """Answer tokens without the end-of-turn token, which counts in l but not in a text."""
-        return ids[:-1] if len(ids) and ids[-1] in self._trainer.eos_token_ids else ids
+        return row | {name: none_if_nan(value) for name, value in numbers.items()}, answer
 
     def _reward(self, rows: list[dict[str, Any]], likelihood: np.ndarray) -> list[float]:
         """Rewards, written into the rows together with likelihood and zone."""
-        r_ver, l0, l1, anchor_r_ver = (
-            np.array([row.get(name) for row in rows], dtype=float)
-            for name in ("r_ver", "l0", "l1", "anchor_r_ver")
-        )
-        if self._judged:
-            rewards = self.rule.rewards(rows)
-        else:
-            rewards = self.rule(r_ver, likelihood, l0, l1, anchor_r_ver)
-        zone_of = zones(likelihood, l0, l1, self._margin)
-        for i, (row, zone) in enumerate(zip(rows, zone_of, strict=True)):
-            if not np.isfinite(rewards[i]):
-                raise RewardError(f"rollout {i}, key {row['key']!r}: the reward is {rewards[i]}")
-            row["loglik"] = none_if_nan(likelihood[i])
-            row["zone"] = str(zone)
-            row["reward"] = float(rewards[i])
-        return rewards.tolist()
+        pay(rows, likelihood, self.rule)
+        for i, row in enumerate(rows):
+            if not np.isfinite(row["reward"]):
+                raise RewardError(f"rollout {i}, key {row['key']!r}: the reward is {row['reward']}")
+        return [row["reward"] for row in rows]
 
 
 def _passes_are_collectives(trainer: Any) -> bool:

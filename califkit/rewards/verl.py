@@ -20,12 +20,14 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
-
-from califkit.anchors.region import zones
+from califkit.anchors.region import read_bound
 from califkit.data.rows import constraints_json, read_constraints
+from califkit.models.likelihood import ReferenceScorer
+from califkit.models.reasoning import text_answer
+from califkit.models.resolve import load_model, load_tokenizer, resolve
 from califkit.rewards.rules import RewardRule
-from califkit.verifiers import Constraint, fraction_followed
+from califkit.rewards.score import score_answers
+from califkit.verifiers import Constraint
 
 _LOADING = threading.Lock()
 
@@ -65,9 +67,6 @@ class CalifVerlReward:
         device: str | None = None,
         tokens_per_pass: int = 2048,
     ) -> None:
-        from califkit.models.likelihood import ReferenceScorer
-        from califkit.models.resolve import load_model, load_tokenizer, resolve
-
         self.rule = RewardRule(method, alpha, reversed_bounds, ceiling_margin)
         self.semantics = semantics
         self.thinking = thinking
@@ -91,36 +90,29 @@ class CalifVerlReward:
         ValueError
             For a rollout whose ground truth or ``extra_info`` cannot be used; names both.
         """
-        from califkit.models.reasoning import answer_text, text_ids
-
-        answers, r_ver = [], []
-        for text, truth in zip(texts, ground_truths, strict=True):
-            answer = answer_text(text, self.thinking)
-            answers.append(text_ids(answer, self._scorer.tokenizer, self.end))
-            r_ver.append(
-                fraction_followed(
-                    read_constraints(truth), answer, self.semantics, unterminated="empty"
-                )
-            )
-        rows = [_row(info) for info in infos]
-        requests = [request for request, _, _ in rows]
-        l0, l1 = (np.array([row[i] for row in rows]) for i in (1, 2))
+        rows = [_row(info, self.rule.method) for info in infos]
+        requests, l0, l1 = zip(*rows, strict=True) if rows else ((), (), ())
+        constraints = [read_constraints(truth) for truth in ground_truths]
+        answers = [
+            text_answer(text, self._scorer.tokenizer, thinking=self.thinking, end=self.end)
+            for text in texts
+        ]
         with self._lock:
-            likelihood = self._scorer.score(requests, answers)
-        rewards = self.rule(r_ver, likelihood, l0, l1)
-        zone = zones(likelihood, l0, l1)
+            scored = score_answers(
+                self._scorer, self.rule, requests, answers, constraints, l0, l1, self.semantics
+            )
         return [
             {
-                "score": float(rewards[i]),
-                "r_ver": r_ver[i],
-                "l": float(likelihood[i]),
-                **{name: float(zone[i] == name) for name in ("inside", "above", "reversed")},
+                "score": row["reward"],
+                "r_ver": row["r_ver"],
+                "l": math.nan if row["loglik"] is None else row["loglik"],
+                **{name: float(row["zone"] == name) for name in ("inside", "above", "reversed")},
             }
-            for i in range(len(rows))
+            for row in scored
         ]
 
 
-def _row(info: Any) -> tuple[str, float, float]:
+def _row(info: Any, method: str) -> tuple[str, float, float]:
     """Request, l0 and l1 of an ``extra_info``; a bound of None is missing."""
     if not isinstance(info, Mapping):
         raise ValueError(f"extra_info must be a mapping, not {info!r:.200}")
@@ -130,14 +122,11 @@ def _row(info: Any) -> tuple[str, float, float]:
     request = info["request"]
     if not isinstance(request, str) or not request.strip():
         raise ValueError(f"{where}: request must be text, not {request!r}")
-    bounds = []
-    for name in ("l0", "l1"):
-        value = math.nan if info[name] is None else info[name]
-        number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-        if not number or math.isinf(value):
-            raise ValueError(f"{where}: {name} must be a finite number or None, not {value!r}")
-        bounds.append(float(value))
-    return request, bounds[0], bounds[1]
+    try:
+        l0, l1 = (read_bound(info[name], name, method) for name in ("l0", "l1"))
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
+    return request, l0, l1
 
 
 def _reward(options: dict[str, Any]) -> CalifVerlReward:

@@ -267,7 +267,7 @@ def _train(
     reward.bind(trainer)
 
     def before_the_first_step() -> None:
-        difference = self_test(anchors, instances, reward._scorer)
+        difference = self_test(anchors, instances, reward.scorer)
         facts = {
             "data": loaded.summary(),
             "data_sha256": loaded.sha256,

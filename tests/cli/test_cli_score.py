@@ -122,11 +122,22 @@ def test_reasoning_is_neither_scored_nor_verified(tiny, tmp_path):
     assert (third["loglik"], third["r_ver"]) == (None, 0.0)
 
 
+def test_what_follows_the_end_of_turn_is_neither_scored_nor_counted(tiny, tmp_path):
+    end = tiny.tokenizer.eos_token_id
+    ids = ids_of(tiny, "Hello there")
+    row = {"request": "Say hello.", "response": "Hello there"}
+    rows = [row, *(row | {"token_ids": [*ids, *more]} for more in ([], [end] * 3, [end, 57, 963]))]
+    expected = whole_logits(tiny, "Say hello.", ids)
+    for found in scored(tmp_path, rows):
+        assert found["loglik"] == pytest.approx(expected, abs=1e-5)
+        assert found["tokens"] == len(ids) - 1
+
+
 @pytest.mark.parametrize(
     ("response", "plain", "thinking"),
     [
         (" Blue.", " Blue.", ""),
-        ("a</think> Blue.", "Blue.", "Blue."),
+        ("a</think> Blue.", "a</think> Blue.", "Blue."),
         ("<think>a", "", ""),
         ("<think>a</think>b<think>c", "", ""),
     ],
@@ -290,8 +301,11 @@ GOOD = {"request": "Sing.", "response": "La."}
         (GOOD | {"response": "\ud800"}, "field 'response' is not valid Unicode"),
         (GOOD | {"token_ids": [1, -2]}, "field 'token_ids' must list ids"),
         (GOOD | {"token_ids": [1, 49152]}, "'token_ids' holds 49152, but the reference has 49152"),
-        (GOOD | {"l0": "low"}, "field 'l0' must be a number or null, not 'low'"),
-        (GOOD | {"l1": True}, "field 'l1' must be a number or null, not True"),
+        (GOOD | {"l0": "low"}, "field l0 must be a finite number or None, not 'low'"),
+        (GOOD | {"l1": True}, "field l1 must be a finite number or None, not True"),
+        (GOOD | {"l0": 0.5}, "field l0 must be at most 0, as a log-likelihood .*; got 0.5"),
+        (GOOD | {"l1": float("inf")}, "field l1 must be a finite number or None, not inf"),
+        (GOOD | {"l1": -(10**400)}, "field l1 must be a finite number or None, not -1000"),
         (GOOD | {"constraints": "none"}, "field 'constraints'"),
         (GOOD | {"constraints": '[{"id": "punctuation:no_coma"}]'}, "punctuation:no_coma"),
     ],

@@ -138,7 +138,7 @@ def test_the_end_of_turn_is_kept_and_padding_is_not(tiny):
     end = tiny.tokenizer.eos_token_id
     word = tiny.tokenizer("tea", add_special_tokens=False)["input_ids"]
     response = to_response([*word, end, end, end], {end}, tiny.tokenizer, thinking=False)
-    assert response == Response("tea", [*word, end], "stop", Answer("tea", [*word, end]))
+    assert response == Response("tea", [*word, end], "stop", Answer("tea", [*word, end], True))
     assert response.n_tokens == len(word)
     assert not response.is_empty
 
@@ -186,7 +186,7 @@ def test_the_answer_of_a_thinking_model_begins_after_its_reasoning(thinker):
     response = thought(tokenizer, "<think>Tea, or coffee?</think>\n\nTea")
     word = tokenizer("Tea", add_special_tokens=False)["input_ids"]
     assert response.text == "<think>Tea, or coffee?</think>\n\nTea"
-    assert response.answer == Answer("Tea", [*word, tokenizer.eos_token_id])
+    assert response.answer == Answer("Tea", [*word, tokenizer.eos_token_id], True)
     assert (response.n_tokens, response.is_empty) == (len(word), False)
     assert len(response.token_ids) > len(word) + 8
 

@@ -4,10 +4,19 @@ import copy
 
 import pytest
 import torch
+from transformers import GenerationConfig
 
+from califkit.models.engines import stop_token_ids
 from califkit.models.likelihood import ReferenceScorer
-from califkit.models.reasoning import Answer, final_answer
-from califkit.verifiers import strip_reasoning
+from califkit.models.reasoning import (
+    Answer,
+    answer_text,
+    ends_in_control_tokens,
+    final_answer,
+    text_answer,
+    turn_end_id,
+)
+from califkit.verifiers import Constraint, verify
 
 NO_ANSWER = Answer("", [])
 
@@ -117,19 +126,104 @@ def test_an_answer_without_visible_text_is_none(tokenizer, after, thinking):
     assert final_answer(alone, tokenizer, thinking=False) == NO_ANSWER
 
 
-@pytest.mark.parametrize("thinking", [True, False])
-def test_the_last_of_two_end_markers_counts(tokenizer, thinking):
+def test_the_last_of_two_end_markers_counts(tokenizer):
     answer = encode(tokenizer, "Rain.")
     ids = encode(tokenizer, "a", "</think>", "Tea.", "</think>", "\n") + answer
-    assert final_answer(ids, tokenizer, thinking=thinking) == Answer("Rain.", answer)
+    assert final_answer(ids, tokenizer, thinking=True) == Answer("Rain.", answer)
     ids = encode(tokenizer, "<think>", "a", "</think>", "b", "<think>", "c", "</think>") + answer
-    assert final_answer(ids, tokenizer, thinking=thinking) == Answer("Rain.", answer)
+    for thinking in (True, False):
+        assert final_answer(ids, tokenizer, thinking=thinking) == Answer("Rain.", answer)
 
 
-def test_an_end_marker_in_a_non_thinking_response_cuts_too(tokenizer):
-    answer = [*encode(tokenizer, "Rain."), tokenizer.eos_token_id]
-    ids = encode(tokenizer, "Tea.\n", "</think>", "\n\n") + answer
-    assert final_answer(ids, tokenizer, thinking=False) == Answer("Rain.", answer)
+def test_with_thinking_off_an_end_marker_that_nothing_opened_hides_nothing(tokenizer):
+    hidden = encode(tokenizer, "Tea, milk, cake and much more, honestly.", " </think>", " ok")
+    answer = final_answer(hidden, tokenizer, thinking=False)
+    assert answer.token_ids == hidden
+    assert "Tea, milk, cake" in answer.text
+    assert not verify(Constraint("punctuation:no_comma"), answer.text)
+    # Nor does reasoning that is opened in the middle.
+    ids = encode(tokenizer, "Tea, milk. ", "<think>", "a", "</think>", " ok")
+    assert final_answer(ids, tokenizer, thinking=False).token_ids == ids
+
+
+def test_a_tag_named_in_backticks_is_text(tokenizer):
+    named = encode(tokenizer, "It is `", "<think>", "`, ended by `", "</think>", "`.")
+    assert final_answer(named, tokenizer, thinking=False).token_ids == named
+    assert final_answer(named, tokenizer, thinking=True) == NO_ANSWER
+    for thinking in (True, False):
+        ids = encode(tokenizer, "<think>", "`", "</think>", "` ends it", "</think>") + named
+        answer = final_answer(ids, tokenizer, thinking=thinking)
+        assert answer.token_ids == named
+
+
+def test_what_follows_the_first_end_of_turn_is_not_read(tokenizer):
+    end = tokenizer.eos_token_id
+    tea = [*encode(tokenizer, "Tea."), end]
+    ids = [*tea, end, *encode(tokenizer, "A, b."), end]
+    assert final_answer(ids, tokenizer, thinking=False, stop={end}) == Answer("Tea.", tea, True)
+    assert Answer("Tea.", tea, True).content_ids == tea[:-1]
+    reasoned = [*encode(tokenizer, "a", "</think>"), *tea, *encode(tokenizer, "</think>", "b")]
+    found = final_answer(reasoned, tokenizer, thinking=True, stop={end})
+    assert found == Answer("Tea.", tea, True)
+    assert final_answer(tea[:-1], tokenizer, thinking=False, stop={end}).ends is False
+
+
+CHANNELS = (
+    "<|channel|>analysis<|message|>Plan, then write.<|end|>"
+    "<|start|>assistant<|channel|>final<|message|>Tea is warm."
+)
+
+
+def test_of_a_response_in_channels_the_final_one_is_the_answer(tokenizers):
+    tokenizer = copy.deepcopy(tokenizers["several tokens"])
+    for thinking in (True, False):
+        for _ in ("spelled out", "as special tokens"):
+            ids = encode(tokenizer, CHANNELS)
+            answer = final_answer(ids, tokenizer, thinking=thinking)
+            assert answer == Answer("Tea is warm.", encode(tokenizer, "Tea is warm."))
+            unfinished = encode(tokenizer, CHANNELS.partition("<|end|>")[0])
+            assert final_answer(unfinished, tokenizer, thinking=thinking) == NO_ANSWER
+            marks = ["<|channel|>", "<|message|>", "<|start|>", "<|end|>"]
+            tokenizer.add_tokens(marks, special_tokens=True)
+        assert answer_text(CHANNELS, thinking) == "Tea is warm."
+        assert answer_text(CHANNELS.partition("<|end|>")[0], thinking) == ""
+
+
+@pytest.mark.parametrize(
+    "end", ["<|im_end|>", "<|eot_id|>\n", "</s>", "<end_of_turn>\n<eos>", "<|end|>" * 30]
+)
+def test_control_tokens_at_the_end_of_a_text_are_left_out_and_told(tiny, end):
+    assert answer_text(f"Bye. That is all.{end}") == "Bye. That is all."
+    assert ends_in_control_tokens(f"Bye. That is all.{end}")
+    ids = encode(tiny.tokenizer, "Bye. That is all.")
+    found = text_answer(f"Bye. That is all.{end}", tiny.tokenizer)
+    assert found == Answer("Bye. That is all.", [*ids, tiny.tokenizer.eos_token_id], True)
+    assert text_answer("Bye. That is all.", tiny.tokenizer, end=False).token_ids == ids
+    for text in ("Bye.\n\n", "It ends in `<|im_end|>`", "a <| b |>", " "):
+        assert answer_text(text) == text
+        assert not ends_in_control_tokens(text)
+
+
+# Templates that end a turn with another token than the tokenizer's own end.
+GEMMA = (
+    "{% for m in messages %}{{ '<start_of_turn>' + m.role + '\n' + m.content + '<end_of_turn>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
+)
+
+
+def test_a_turn_ends_with_the_token_that_the_template_writes(tiny, tokenizers):
+    assert turn_end_id(tiny.tokenizer) == tiny.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert turn_end_id(tokenizers["Tulu"]) == tiny.tokenizer.eos_token_id, "it writes none"
+    base = copy.deepcopy(tiny.tokenizer)  # a base checkpoint with a template
+    base.eos_token = "<|endoftext|>"
+    end = base.convert_tokens_to_ids("<|im_end|>")
+    assert base.eos_token_id != end == turn_end_id(base)
+    assert text_answer("Tea.", base).token_ids[-1] == end
+    assert end in stop_token_ids(GenerationConfig(eos_token_id=base.eos_token_id), base)
+    gemma = copy.deepcopy(tiny.tokenizer)
+    gemma.add_tokens(["<start_of_turn>", "<end_of_turn>"], special_tokens=True)
+    gemma.chat_template = GEMMA
+    assert turn_end_id(gemma) == gemma.convert_tokens_to_ids("<end_of_turn>")
 
 
 def test_without_any_marker_a_non_thinking_response_is_the_answer(tokenizer):
@@ -193,42 +287,53 @@ def test_a_marker_after_many_characters_of_several_tokens_is_found(tokenizers):
 
 
 # --- text and tokens agree ---------------------------------------------------------------------
-RESPONSES = [
-    "Tea.",
-    "",
-    " \n ",
-    "\nTea. ",
-    "<think>\nA, b\n</think>\n\nTea.",
-    "reasoning</think>Tea, rain",
-    "<think>a</think>b<think>c</think> d ",
-    "<think>never closed",
-    "<think>a</think><think>b",
-    "a</think>b</think>",
-    "</think></think>'Tea'",
-    "<|assistant|>\n<answer>Tea</answer>",
-    "hm</think>\n<answer>\n'x'</answer>",
-    "hm</think>.",
-    "hm</think>) and",
-    "hm</think>\N{NO-BREAK SPACE}\N{HOT BEVERAGE}",
-    "<think></think>",
-    "a < b </thin> k",
-]
+# A response, and the answer in it with thinking off and on.
+RESPONSES = {
+    "Tea.": ("Tea.", ""),
+    "": ("", ""),
+    " \n ": ("", ""),
+    "\nTea. ": ("Tea.", ""),
+    "<think>\nA, b\n</think>\n\nTea.": ("Tea.", "Tea."),
+    "reasoning</think>Tea, rain": ("reasoning</think>Tea, rain", "Tea, rain"),
+    "<think>a</think>b<think>c</think> d ": ("d", "d"),
+    "<think>never closed": ("", ""),
+    "<think>a</think><think>b": ("", ""),
+    "a</think>b</think>": ("a</think>b</think>", ""),
+    "</think></think>'Tea'": ("</think></think>'Tea'", "'Tea'"),
+    "<|assistant|>\n<answer>Tea</answer>": ("Tea", ""),
+    "hm</think>\n<answer>\n'x'</answer>": ("hm</think>\n\n'x'", "'x'"),
+    "hm</think>.": ("hm</think>.", "."),
+    "hm</think>) and": ("hm</think>) and", ") and"),
+    "<think>hm</think>\N{NO-BREAK SPACE}\N{HOT BEVERAGE}": ("\N{HOT BEVERAGE}",) * 2,
+    "<think></think>": ("", ""),
+    "a < b </thin> k": ("a < b </thin> k", ""),
+    "It is `<think>` in most models.": ("It is `<think>` in most models.", ""),
+    "<think>easy, short</think>It is `<think>`.": ("It is `<think>`.",) * 2,
+    "<think>easy</think>First, a comma. Then `</think>`.": ("First, a comma. Then `</think>`.",)
+    * 2,
+}
 
 
+@pytest.mark.parametrize("thinking", [False, True])
 @pytest.mark.parametrize("response", RESPONSES)
-def test_text_and_tokens_agree(tokenizer, response):
+def test_text_and_tokens_agree(tokenizers, tokenizer, response, thinking):
+    expected = RESPONSES[response][thinking]
+    of_text = text_answer(response, tokenizer, thinking=thinking, end=False)
+    assert of_text.text == expected
     ids = encode(tokenizer, response)
-    answer = final_answer(ids, tokenizer, thinking=False)
-    assert answer.text == strip_reasoning(response), "the cut made on text"
+    answer = final_answer(ids, tokenizer, thinking=thinking)
+    if tokenizer is tokenizers["special token"]:  # a special token is no text
+        expected = expected.replace("<think>", "").replace("</think>", "")
+    assert answer.text == expected
     # The ids are the end of the response, and what they hold is that text, but for what stands in
     # the token that ends the marker.
     n = len(answer.token_ids)
     assert answer.token_ids == (ids[-n:] if n else [])
     if n:
         decoded = tokenizer.decode(answer.token_ids, skip_special_tokens=True)
-        assert strip_reasoning(decoded).removeprefix(">") == answer.text
-    thinking = final_answer(ids, tokenizer, thinking=True)
-    assert thinking == (answer if "</think>" in response else NO_ANSWER)
+        for mark in ("<answer>", "</answer>", "<|assistant|>"):
+            decoded = decoded.replace(mark, "")
+        assert decoded.strip().removeprefix(">") == answer.text
 
 
 # --- scoring -----------------------------------------------------------------------------------

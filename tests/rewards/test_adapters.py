@@ -37,10 +37,20 @@ CASES = [
     ("Tea, milk.", 0.5),
     ("Milk, cake.", 0.0),
     ("<think>milk, cake</think>Green tea.", 1.0),
-    ("milk, cake</think>Green tea.", 1.0),
+    ("Milk, cake. </think> ok", 0.0),  # with thinking off nothing is hidden
     ("<think>green tea", 0.0),
     ("", 0.0),
 ]
+
+
+@pytest.mark.parametrize(("thinking", "share"), [(False, 0.5), (True, 1.0)])
+def test_in_thinking_mode_the_template_may_have_opened_the_reasoning(thinking, share):
+    text, turns = "milk, cake</think>Green tea.", [{"role": "user", "content": "?"}]
+    assert VerifierReward(thinking=thinking)([turns], [text], constraints=[JSON]) == [share]
+    assert compute_score("if", text, JSON, thinking=thinking) == share
+    assert constraints_followed(text, JSON, thinking=thinking) == share
+    row = gym_row(Instance("k", "?", (NO_COMMA, TEA), "?", "", "test"))
+    assert gym_verify(row, text, thinking=thinking)["reward"] == share
 
 
 # --- ground truth ------------------------------------------------------------------------------
@@ -200,6 +210,7 @@ def test_verl_compute_score():
         "solution_str",
         "ground_truth",
         "extra_info",
+        "thinking",
     ]
     for text, share in CASES:
         score = compute_score(

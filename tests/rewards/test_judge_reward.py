@@ -203,7 +203,7 @@ def test_the_judge_is_asked_while_the_reference_scores(bound, tiny):
 
     with serve(slow) as server:
         reward = bound(judge_at(server.url))
-        passes = reward._scorer.score
+        passes = reward.scorer.score
 
         def score_after_the_question(*arguments):
             assert asked.wait(20)
@@ -212,7 +212,7 @@ def test_the_judge_is_asked_while_the_reference_scores(bound, tiny):
             scored.set()
             return values
 
-        reward._scorer.score = score_after_the_question
+        reward.scorer.score = score_after_the_question
         assert reward(**batch_of(tiny, ["tea"] * 2)) == pytest.approx([1.1] * 2)
     assert events == ["reference is done", "judge answers"]
 

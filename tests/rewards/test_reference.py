@@ -62,7 +62,7 @@ def answers(tokenizer: Any) -> list[list[int]]:
 
 
 def scores(reward: CalifReward, tokenizer: Any) -> list[float]:
-    return reward._scorer.score([x for x, _ in TEXTS], answers(tokenizer)).tolist()
+    return reward.scorer.score([x for x, _ in TEXTS], answers(tokenizer)).tolist()
 
 
 def own_scores(model: Any, tokenizer: Any) -> list[float]:
@@ -125,9 +125,9 @@ def test_a_trainer_in_bfloat16_scores_in_float32_on_a_cpu(tiny, tiny_folder, tmp
     reward.bind(make_trainer(tiny_folder, config, reward, tiny.tokenizer))
     assert reward.reference_kind == kind
     expected = own_scores(tiny.model, tiny.tokenizer)
-    assert distance(own_scores(reward._scorer.model, tiny.tokenizer), expected) > 1e-4, "wrapped"
+    assert distance(own_scores(reward.scorer.model, tiny.tokenizer), expected) > 1e-4, "wrapped"
     assert distance(scores(reward, tiny.tokenizer), expected) < 1e-5
-    assert distance(own_scores(reward._scorer.model, tiny.tokenizer), expected) > 1e-4, "again"
+    assert distance(own_scores(reward.scorer.model, tiny.tokenizer), expected) > 1e-4, "again"
 
 
 @pytest.mark.slow
@@ -156,7 +156,7 @@ def test_so_it_does_while_it_trains(tiny, tiny_folder, trained_adapter, tmp_path
     wrapped = []
 
     def note(step: int, rows: list[dict[str, Any]]) -> None:
-        wrapped.append("_original_forward" in vars(reward._scorer.model))
+        wrapped.append("_original_forward" in vars(reward.scorer.model))
         seen.append(distance(scores(reward, tiny.tokenizer), expected))
 
     reward.on_rollouts = note

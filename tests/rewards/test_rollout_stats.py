@@ -29,7 +29,7 @@ def rollout(group, r_ver, reward, **given):
         "tokens": 10,
         "distinct_2": 0.5,
         "clipped": False,
-        "families": {},
+        "types": {},
     }
     assert set(given) <= set(row)
     return row | given
@@ -40,20 +40,20 @@ NO_BOUNDS = {"l0": None, "l1": None, "zone": "unbounded"}
 # Three prompts of four rollouts under CaLIF with alpha = 0.1.
 ROWS = [
     # usual bounds: inside, above, below, inside but nothing followed
-    rollout("a", 1.0, 1.1, loglik=-2.0, families={"words": [2, 2], "format": [1, 1]}),
-    rollout("a", 1.0, 0.0, loglik=-0.5, zone="above", families={"words": [2, 2], "format": [1, 1]}),
-    rollout("a", 0.5, 0.5, loglik=-4.0, zone="below", families={"words": [1, 2], "format": [0, 1]}),
-    rollout("a", 0.0, 0.0, loglik=-1.5, families={"words": [0, 2], "format": [0, 1]}),
+    rollout("a", 1.0, 1.1, loglik=-2.0, types={"words": [2, 2], "format": [1, 1]}),
+    rollout("a", 1.0, 0.0, loglik=-0.5, zone="above", types={"words": [2, 2], "format": [1, 1]}),
+    rollout("a", 0.5, 0.5, loglik=-4.0, zone="below", types={"words": [1, 2], "format": [0, 1]}),
+    rollout("a", 0.0, 0.0, loglik=-1.5, types={"words": [0, 2], "format": [0, 1]}),
     # reversed bounds: the second and third lie above l1 = -3
-    rollout("b", 1.0, 1.0, loglik=-4.0, **REVERSED, families={"words": [1, 1]}, tokens=30),
-    rollout("b", 1.0, 0.0, loglik=-2.0, **REVERSED, families={"words": [1, 1]}, tokens=30),
-    rollout("b", 0.0, 0.0, loglik=-2.0, **REVERSED, families={"words": [0, 1]}, distinct_2=None),
-    rollout("b", 1.0, 1.0, loglik=-5.0, **REVERSED, families={"words": [1, 1]}, clipped=True),
+    rollout("b", 1.0, 1.0, loglik=-4.0, **REVERSED, types={"words": [1, 1]}, tokens=30),
+    rollout("b", 1.0, 0.0, loglik=-2.0, **REVERSED, types={"words": [1, 1]}, tokens=30),
+    rollout("b", 0.0, 0.0, loglik=-2.0, **REVERSED, types={"words": [0, 1]}, distinct_2=None),
+    rollout("b", 1.0, 1.0, loglik=-5.0, **REVERSED, types={"words": [1, 1]}, clipped=True),
     # no bounds, and one answer without text
-    rollout("c", 0.5, 0.5, **NO_BOUNDS, families={"count": [1, 2]}),
-    rollout("c", 0.5, 0.5, **NO_BOUNDS, families={"count": [1, 2]}, distinct_2=0.9),
-    rollout("c", 0.5, 0.5, **NO_BOUNDS, families={"count": [1, 2]}, clipped=True),
-    rollout("c", 0.5, 0.5, **NO_BOUNDS | {"loglik": None}, families={"count": [1, 2]}, tokens=0),
+    rollout("c", 0.5, 0.5, **NO_BOUNDS, types={"count": [1, 2]}),
+    rollout("c", 0.5, 0.5, **NO_BOUNDS, types={"count": [1, 2]}, distinct_2=0.9),
+    rollout("c", 0.5, 0.5, **NO_BOUNDS, types={"count": [1, 2]}, clipped=True),
+    rollout("c", 0.5, 0.5, **NO_BOUNDS | {"loglik": None}, types={"count": [1, 2]}, tokens=0),
 ]
 
 

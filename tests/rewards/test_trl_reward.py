@@ -192,7 +192,7 @@ def test_reasoning_is_not_verified(bound, tiny, batch):
 
 def test_reasoning_is_not_scored(bound, tiny, batch):
     """l is that of the tokens after the marker, so the same answer has the same l."""
-    texts = ["Hmm, rain?</think>tea", "tea", "<think>a</think>tea", "<think>tea"]
+    texts = ["<think>Hmm, rain?</think>tea", "tea", "<think>a</think>tea", "<think>tea"]
     taken = []
     reward = bound(on_rollouts=lambda step, rows: taken.extend(rows))
     reward(**batch | responses(tiny, texts) | {"request": ["Name a drink."] * 4})
@@ -200,6 +200,25 @@ def test_reasoning_is_not_scored(bound, tiny, batch):
     l = likelihood(tiny.model, tiny.tokenizer, "Name a drink.", ids)  # noqa: E741
     assert [row["loglik"] for row in taken] == [pytest.approx(l, abs=1e-5)] * 3 + [None]
     assert [row["completion"] for row in taken] == texts, "logged as drawn"
+
+
+def test_with_thinking_off_nothing_is_hidden_before_an_end_marker(bound, tiny, batch):
+    changes = responses(tiny, ["Tea, milk, cake. </think> ok"] * 4)
+    changes |= {"constraints": [NO_COMMA] * 4}
+    assert bound()(**batch | changes) == [0.0] * 4
+
+
+def test_what_follows_the_end_of_turn_is_neither_scored_nor_counted(bound, tiny, batch):
+    plain, padded = [], []
+    bound(on_rollouts=lambda step, rows: plain.extend(rows))(**batch)
+    end, more = tiny.tokenizer.eos_token_id, tiny.tokenizer("a, b")["input_ids"]
+    batch |= {"completion_ids": [[*ids, end, end, *more] for ids in batch["completion_ids"]]}
+    bound(on_rollouts=lambda step, rows: padded.extend(rows))(**batch)
+    for name in ("r_ver", "tokens", "answer_tokens", "distinct_2", "clipped"):
+        assert [row[name] for row in padded] == [row[name] for row in plain]
+    assert [row["loglik"] for row in padded[:3]] == pytest.approx(
+        [row["loglik"] for row in plain[:3]], abs=1e-6
+    )
 
 
 def test_in_thinking_mode_a_response_without_a_marker_has_no_answer(
@@ -232,7 +251,7 @@ def test_the_semantics_of_the_verdicts_can_be_chosen(bound, batch, monkeypatch):
         asked.append((mode, semantics))
         return [True] * len(constraints)
 
-    monkeypatch.setattr("califkit.rewards.trl.verify_all", verify_all)
+    monkeypatch.setattr("califkit.rewards.score.verify_all", verify_all)
     bound(semantics="repaired")(**batch)
     assert set(asked) == {("strict", "repaired")}
 
@@ -311,10 +330,10 @@ def test_rows_of_the_rollout_log(bound, tiny, batch):
         "answer_tokens": len(batch["completion_ids"][0]) - 1,
         "distinct_2": 1.0,
         "clipped": False,
-        "families": {"punctuation": [1, 1], "length_constraints": [1, 1]},
+        "types": {"punctuation": [1, 1], "length_constraints": [1, 1]},
     }
     assert logged[1]["l0"] is None
-    assert logged[2]["families"] == {"punctuation": [1, 1], "length_constraints": [0, 1]}
+    assert logged[2]["types"] == {"punctuation": [1, 1], "length_constraints": [0, 1]}
     assert (logged[3]["loglik"], logged[3]["tokens"], logged[3]["distinct_2"]) == (None, 0, None)
 
 
@@ -324,7 +343,7 @@ def test_rollouts_that_earn_nothing_may_stay_unscored(bound, tiny, batch):
     batch |= {"completions": ["a, b", *TEXTS[1:]]}
     rewards = bound()(**batch)
     log = {}
-    paid = bound(score_unpaid=False, on_rollouts=lambda step, rows: taken.extend(rows))
+    paid = bound(score_zero_reward=False, on_rollouts=lambda step, rows: taken.extend(rows))
     assert paid(**batch, log_metric=log.__setitem__) == rewards
     assert all((row["loglik"] is not None) == (row["r_ver"] > 0) for row in taken if row["tokens"])
     assert {row["zone"] for row in taken if row["r_ver"] == 0} == {"unbounded"}

@@ -93,6 +93,8 @@ def test_reasoning_and_the_end_of_turn(tiny, likelihoods):
     reasoned = compute_score("califkit", "<think>a, b</think>Deep.", NO_COMMA, info(), **MODEL)
     assert reasoned["l"] == pytest.approx(likelihoods[3], abs=1e-5)
     assert reasoned["r_ver"] == 1.0
+    hidden = compute_score("califkit", "Deep, a, b. </think> ok", NO_COMMA, info(), **MODEL)
+    assert (hidden["r_ver"], hidden["score"]) == (0.0, 0.0), "nothing opened what this closes"
     thinking = compute_score("califkit", "Deep.", NO_COMMA, info(), **MODEL, thinking=True)
     assert (thinking["r_ver"], math.isnan(thinking["l"])) == (0.0, True)
     ids = tiny.tokenizer("Deep.", add_special_tokens=False)["input_ids"]
@@ -173,6 +175,8 @@ def test_the_reference_is_loaded_once_a_process(monkeypatch):
         (NO_COMMA, None, {}, "extra_info must be a mapping, not None"),
         (NO_COMMA, info(l0="low"), {}, "l0 must be a finite number or None, not 'low'"),
         (NO_COMMA, info(l1=math.inf), {}, "l1 must be a finite number or None, not inf"),
+        (NO_COMMA, info(l0=0.1), {}, "row 0: l0 must be at most 0, as a log-likelihood"),
+        (NO_COMMA, info(l1=0.1), {"method": "inner_region"}, "row 0: l1 must be at most 0"),
         ("no data", info(), {}, "ground truth that cannot be used"),
         (NO_COMMA, info(), {"alpha": -1.0}, "alpha must be positive"),
         (NO_COMMA, info(), {"method": "calf"}, "unknown method 'calf'"),
@@ -181,6 +185,11 @@ def test_the_reference_is_loaded_once_a_process(monkeypatch):
 def test_data_and_options_that_cannot_be_used(truth, extra, options, message):
     with pytest.raises(ValueError, match=message):
         compute_score("califkit", "Deep.", truth, extra, **MODEL, **options)
+
+
+def test_an_end_of_an_interval_may_exceed_0():
+    found = compute_score("c", "Deep.", NO_COMMA, info(l1=0.1), **MODEL, method="outer_region")
+    assert found["score"] == pytest.approx(1.1)
 
 
 def test_a_misspelt_option_is_an_error_and_what_verl_adds_is_not():
@@ -207,7 +216,7 @@ def test_a_row_survives_the_parquet_file(tmp_path):
         assert row["prompt"] == [{"role": "user", "content": "Describe the sea. No comma."}]
         assert read_constraints(row["reward_model"]["ground_truth"]) == (constraint,)
         extra = row["extra_info"]
-        assert verl._row(extra) == pytest.approx(
+        assert verl._row(extra, "calif") == pytest.approx(
             (REQUEST, math.nan if i else -2.5, -1.5), nan_ok=True
         )
         score = compute_score(

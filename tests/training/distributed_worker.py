@@ -146,8 +146,8 @@ def main(path: Path) -> None:
         "steps": steps,
         "log": [row for row in trainer.state.log_history if "loss" in row],
         "policy": likelihood(policy, tokenizer, PROBE[0], answer),
-        "lockstep": reward._scorer.lockstep,
-        "reference": float(reward._scorer.score([PROBE[0]], [answer])[0]),
+        "lockstep": reward.scorer.lockstep,
+        "reference": float(reward.scorer.score([PROBE[0]], [answer])[0]),
     }
     try:
         reward(**broken(share(batch, DEALT["even"], rank), rank))

@@ -65,14 +65,14 @@ def trained(tmp_path_factory):
             def spy(reward, trainer, method=stage.method):
                 bind(reward, trainer)
                 result.trainers[method] = trainer
-                score = reward._scorer.score
+                score = reward.scorer.score
 
                 def recorded(requests, answers):
                     values = score(requests, answers)
                     result.scored[method].append((list(requests), list(answers), values))
                     return values
 
-                reward._scorer.score = recorded
+                reward.scorer.score = recorded
 
             patch.setattr(grpo.CalifReward, "bind", spy)
             result.runs[stage.method] = run_stage("tiny", stage, params.settings.execution)
