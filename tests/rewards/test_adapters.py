@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from califkit.data.load import load_rows
+from califkit.data.load import Instance, load_rows
 from califkit.data.rows import constraints_json, read_constraints
 from califkit.rewards.adapters import (
     VerifierReward,
@@ -128,7 +128,7 @@ def test_trl_reward_of_texts():
     )
     assert rewards == list(shares)
     assert all(type(reward) is float for reward in rewards)
-    assert metrics == {"all_followed": pytest.approx(3 / 7)}
+    assert metrics == {"all_followed": pytest.approx(2 / 7)}
 
 
 def test_trl_reward_of_conversations_and_the_training_sets_columns():
