@@ -185,6 +185,83 @@ def adjusted_win_rate(wins: int, ties: int, losses: int) -> float:
     return 100.0 * (wins + ties / 2) / pairs
 
 
+# --- request identification -----------------------------------------------------------------------
+
+
+def identified(loglik: ArrayLike) -> np.ndarray:
+    """Whether each answer is most likely given its own request: 1 or 0, chance 1 / K.
+
+    Parameters
+    ----------
+    loglik
+        l of each answer given each of K >= 2 requests, shape (answers, K); its own request stands
+        in column 0. An answer without l (NaN throughout) tells nothing: all requests tie.
+
+    Returns
+    -------
+    numpy.ndarray
+        Shape (answers,). Where the own request ties with others it has an equal share of the 1.
+    """
+    table = _requests_table(loglik)
+    best = table == table.max(axis=1, keepdims=True)
+    return best[:, 0] / best.sum(axis=1)
+
+
+def pairwise_auc(loglik: ArrayLike) -> np.ndarray:
+    """Share of the other requests given which an answer is less likely than given its own.
+
+    A tie counts half, so chance is 0.5. Parameters and return as in `identified`.
+    """
+    table = _requests_table(loglik)
+    own, others = table[:, :1], table[:, 1:]
+    return ((own > others) + 0.5 * (own == others)).mean(axis=1)
+
+
+def pointwise_information(loglik: ArrayLike, tokens: ArrayLike) -> np.ndarray:
+    """What an answer tells of its request, in nats: log p(y | x) - log p(y).
+
+    p(y) is the mean of p(y | x') over the other requests x'. Summed over tokens, so a long answer
+    can tell more than a short one; negative if the answer fits others better. 0 without l.
+
+    Parameters
+    ----------
+    loglik
+        As in `identified`, in nats per token.
+    tokens
+        Over how many tokens each l is the mean, shape (answers,).
+    """
+    sums = _requests_table(loglik) * np.asarray(tokens, dtype=float)[:, None]
+    others = sums[:, 1:]
+    highest = others.max(axis=1)
+    mean = np.exp(others - highest[:, None]).mean(axis=1)  # its largest term is 1
+    return sums[:, 0] - highest - np.log(mean)
+
+
+def interval_by_prompt(
+    values: ArrayLike, prompts: Sequence[str], rng: np.random.Generator, level: float = 0.95
+) -> tuple[float, float]:
+    """Bootstrap interval of the mean of some answers, resampling prompts with all their answers.
+
+    Repeats of a prompt (other seeds, say) are not further prompts. ``values`` has shape (answers,),
+    ``prompts`` names the prompt of each; otherwise as `bootstrap_interval`.
+    """
+    _require(prompts, "answers")
+    _, which = np.unique(np.asarray(prompts), return_inverse=True)
+    sums = np.bincount(which, weights=np.asarray(values, dtype=float))
+    return bootstrap_interval(sums, np.bincount(which), rng, level=level)
+
+
+def _requests_table(loglik: ArrayLike) -> np.ndarray:
+    table = np.asarray(loglik, dtype=float)
+    _require(table, "answers")
+    if table.ndim != 2 or table.shape[1] < 2:
+        raise ValueError(f"needs l given at least two requests, got an array of {table.shape}")
+    missing = np.isnan(table)
+    if (partly := missing.any(axis=1) & ~missing.all(axis=1)).any():
+        raise ValueError(f"answer {int(partly.argmax())} has l given some of its requests only")
+    return np.where(missing, 0.0, table)
+
+
 def mean_and_std(runs: ArrayLike) -> tuple[float, float]:
     """Mean and sample standard deviation (n - 1) of run-level scores, shape (runs,).
 

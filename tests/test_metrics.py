@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,10 +11,14 @@ from califkit.metrics import (
     adjusted_win_rate,
     change_by_transition,
     distinct_2,
+    identified,
     instruction_accuracy,
+    interval_by_prompt,
     mean_and_std,
     nan_mean,
     pair_outcome,
+    pairwise_auc,
+    pointwise_information,
     prompt_accuracy,
     transitions,
 )
@@ -129,3 +134,55 @@ def test_a_tie_counts_half():
     for counts in ((0, 0, 0), (1, -1, 0)):
         with pytest.raises(ValueError, match="no pairs to average"):
             adjusted_win_rate(*counts)
+
+
+# --- request identification ----------------------------------------------------------------------
+
+NAN = math.nan
+# Own request in column 0: best of three; second; tied with another for best; no answer.
+GIVEN_REQUESTS = [[-1.0, -2.0, -3.0], [-2.0, -1.0, -3.0], [-1.0, -1.0, -2.0], [NAN, NAN, NAN]]
+
+
+def test_an_answer_is_identified_when_no_request_makes_it_likelier():
+    assert identified(GIVEN_REQUESTS).tolist() == pytest.approx([1, 0, 1 / 2, 1 / 3])
+
+
+def test_the_auc_counts_the_requests_that_are_beaten():
+    assert pairwise_auc(GIVEN_REQUESTS).tolist() == [1.0, 0.5, 0.75, 0.5]
+
+
+def test_information_is_what_the_own_request_adds_to_the_mean_of_the_others():
+    # p(y | x) = e^-4, the others e^-8 and e^-12; then with a single token.
+    expected = -4 - math.log((math.exp(-8) + math.exp(-12)) / 2)
+    single = -2 - math.log((math.exp(-1) + math.exp(-3)) / 2)
+    found = pointwise_information([*GIVEN_REQUESTS[:2], GIVEN_REQUESTS[3]], [4, 1, 0])
+    assert found.tolist() == pytest.approx([expected, single, 0.0])
+    long = pointwise_information([[-1.0, -5.0]], [10_000])
+    assert long.tolist() == [40_000.0], "probabilities that underflow"
+
+
+def test_answers_that_know_nothing_of_their_requests_are_identified_by_chance():
+    table = np.random.default_rng(0).normal(size=(20_000, 6))
+    assert identified(table).mean() == pytest.approx(1 / 6, abs=0.01)
+    assert pairwise_auc(table).mean() == pytest.approx(1 / 2, abs=0.01)
+    assert pointwise_information(table, np.ones(20_000)).mean() < 0
+
+
+@pytest.mark.parametrize("estimator", [identified, pairwise_auc])
+def test_a_table_of_likelihoods_that_cannot_be_read_is_refused(estimator):
+    with pytest.raises(ValueError, match="answer 1 has l given some of its requests only"):
+        estimator([[-1.0, -2.0], [NAN, -2.0]])
+    with pytest.raises(ValueError, match=r"at least two requests, got an array of \(2, 1\)"):
+        estimator([[-1.0], [-2.0]])
+    with pytest.raises(ValueError, match="no answers"):
+        estimator([])
+
+
+def test_repeats_of_a_prompt_are_not_further_prompts():
+    values, prompts = [1.0, 0.0, 1.0, 0.0], ["a", "b", "c", "d"]
+    once = interval_by_prompt(values, prompts, np.random.default_rng(0))
+    repeated = interval_by_prompt(values * 25, prompts * 25, np.random.default_rng(0))
+    assert once == repeated
+    further = [f"{prompt}{i}" for i in range(25) for prompt in prompts]
+    low, high = interval_by_prompt(values * 25, further, np.random.default_rng(0))
+    assert high - low < 0.25 < once[1] - once[0]

@@ -33,6 +33,7 @@ from califkit.runs.settings import (
     Engine,
     EvaluationSettings,
     Execution,
+    IdentificationSettings,
     Method,
     ParamsError,
     ResponseSettings,
@@ -43,6 +44,7 @@ from califkit.runs.settings import (
 from califkit.runs.stages import (
     AnchorStage,
     GenerateStage,
+    IdentificationStage,
     PairwiseStage,
     QualityStage,
     RubricStage,
@@ -73,6 +75,7 @@ class Settings(Frozen):
     anchors: AnchorSettings = AnchorSettings()
     training: TrainingSettings = TrainingSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
+    identification: IdentificationSettings | None = None
     execution: Execution = Execution()
 
     @field_validator("methods", "train_seeds", "eval_seeds")
@@ -179,6 +182,14 @@ class Settings(Frozen):
         """All evaluations of the profile, in the order of `generate_stages`."""
         semantics = self.evaluation.semantics
         return [ScoreStage(responses=r, semantics=semantics) for r in self.generate_stages()]
+
+    def identification_stages(self) -> list[IdentificationStage]:
+        """Request identification of the same responses; none unless it is asked for."""
+        if (how := self.identification) is None:
+            return []
+        return [
+            IdentificationStage(responses=r, identification=how) for r in self.generate_stages()
+        ]
 
     def quality_stages(self) -> list[QualityStage]:
         """Response quality of the same responses; none without a judge."""

@@ -197,6 +197,18 @@ class EvaluationSettings(ResponseSettings):
     semantics: Semantics = "published"
 
 
+class IdentificationSettings(Frozen):
+    """Request identification: each answer against so many ``requests``, its own among them.
+
+    ``seed`` chooses the others. ``first_tokens`` cuts every answer to its first tokens before it is
+    scored, for comparisons at equal length.
+    """
+
+    requests: Annotated[int, Field(ge=2)] = 6
+    seed: Seed = 0
+    first_tokens: Count | None = None
+
+
 Engine = Literal["vllm"] | None
 """What draws responses; None is ``model.generate`` of transformers."""
 

@@ -14,6 +14,7 @@ from califkit.runs.settings import (
     DataSettings,
     Engine,
     Execution,
+    IdentificationSettings,
     Method,
     ResponseSettings,
     RewardOptions,
@@ -169,6 +170,21 @@ class ScoreStage(Stage):
 
     responses: GenerateStage
     semantics: Semantics = "published"
+
+    @property
+    def name(self) -> str:
+        return self.responses.name
+
+
+class IdentificationStage(Stage):
+    """Likelihood of generated responses given their own request and given others."""
+
+    kind = "identification"
+    command = "califkit evaluate"
+    function = "califkit.evaluation.identification:identify_responses"
+
+    responses: GenerateStage
+    identification: IdentificationSettings
 
     @property
     def name(self) -> str:

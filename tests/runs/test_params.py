@@ -317,7 +317,7 @@ CHANGES = {
 # These have tests of their own below.
 ELSEWHERE = {"alpha", "methods", "train_seeds", "eval_seeds", "evaluation.semantics"}
 ELSEWHERE |= {"region_draws", "judge", "self_judge", "stronger_judge", "tau", "rubrics"}
-ELSEWHERE |= {"execution.judges"}
+ELSEWHERE |= {"execution.judges", "identification"}
 # Anchors are drawn as the rollouts are.
 ANCHOR_SAMPLING = {"temperature": 0.9, "top_p": 0.9, "top_k": 5, "max_tokens": 9}
 ELSEWHERE |= {f"anchors.sampling.{name}" for name in ANCHOR_SAMPLING}
@@ -542,3 +542,18 @@ def test_stages_have_names_that_tell_them_apart(write):
     assert [s.responses.method for s in settings.score_stages()] == ["base", "if_rlvr", "calif"]
     kinds = [AnchorStage.kind, TrainStage.kind, GenerateStage.kind, ScoreStage.kind]
     assert kinds == ["anchors", "training", "generation", "scores"]
+
+
+def test_request_identification_is_a_stage_of_its_own(write):
+    plain, asked, otherwise = (
+        load_params(write(settings)).settings
+        for settings in ({}, {"identification": {}}, {"identification": {"requests": 4}})
+    )
+    assert plain.identification_stages() == []
+    stages = asked.identification_stages()
+    assert [stage.responses for stage in stages] == asked.generate_stages()
+    assert stages[0].needs == (asked.generate_stages()[0],)
+    assert stage_hashes(plain) == stage_hashes(asked) == stage_hashes(otherwise)
+    assert stage_hash(stages[0]) != stage_hash(otherwise.identification_stages()[0])
+    with pytest.raises(ParamsError, match=r"settings.identification.requests: .* \(got 1\)"):
+        load_params(write({"identification": {"requests": 1}}))
