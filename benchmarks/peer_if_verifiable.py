@@ -3,7 +3,7 @@
     python peer_if_verifiable.py CASES.json PUNKT_FOLDER
 
 Writes the Punkt tables of the package ``punkt`` as NLTK data to PUNKT_FOLDER, as nothing can be
-downloaded here. The last line printed is JSON: family -> id -> CPU seconds, null where it raised.
+downloaded here. The last line printed is JSON: suite -> id -> CPU seconds, null where it raised.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ def main() -> None:
     from if_verifiable import IFBenchSample, IFEvalSample, evaluate_output_for_sample
 
     samples = {"ifeval": IFEvalSample, "ifbench": IFBenchSample}
-    result: dict[str, dict[str, float | None]] = {family: {} for family in cases}
-    for family, rows in cases.items():
-        seconds = result[family]
+    result: dict[str, dict[str, float | None]] = {suite: {} for suite in cases}
+    for suite, rows in cases.items():
+        seconds = result[suite]
         warm = set()
         for id, kwargs, response in rows:
             if seconds.get(id, 0.0) is None:
                 continue
-            sample = samples[family](
+            sample = samples[suite](
                 key=0, prompt="", instruction_id_list=[id], kwargs=[dict(kwargs)]
             )
             try:
                 if id not in warm:
-                    evaluate_output_for_sample(family, sample, "Warm up. Is it on? Yes!")
+                    evaluate_output_for_sample(suite, sample, "Warm up. Is it on? Yes!")
                     warm.add(id)
                 start = time.process_time()
-                evaluate_output_for_sample(family, sample, response)
+                evaluate_output_for_sample(suite, sample, response)
                 seconds[id] = seconds.get(id, 0.0) + time.process_time() - start
             except Exception as error:  # Whatever a black box raises: the id is left out.
                 print(f"{id}: {type(error).__name__}: {str(error)[:200]}", file=sys.stderr)

@@ -7,7 +7,7 @@ Two ways to count, because the analysis of a text is shared:
 
 * *cold*: every verification meets a text that was never seen; only the vocabulary is warm, as it is
   after some hundred responses. This is what the targets are held against.
-* *together*: all ids of a family judge one response in one call, as in training and evaluation.
+* *together*: all ids of a suite judge one response in one call, as in training and evaluation.
 
     python benchmarks/verifiers.py
     python benchmarks/verifiers.py --nltk-data FOLDER     # with the tagger behind words:start_verb
@@ -64,22 +64,22 @@ def own_texts(rng: random.Random) -> list[str]:
 
 
 def make_cases(shared: Path | None, n: int) -> dict[str, list[Case]]:
-    """`n` cases for each id that can be built here, per family."""
+    """`n` cases for each id that can be built here, per suite."""
     rng = random.Random(0)
     kwargs = defaultdict(list)
     if shared:
         rows = read_jsonl(shared / "golden_eval_ifbench.jsonl.gz")
         texts = [row["response"] for row in rows if row["response"]]
-        for family in registry.FAMILIES:
-            for row in read_jsonl(shared / f"golden_{family}.jsonl.gz"):
+        for suite in registry.PUBLISHED_SUITES:
+            for row in read_jsonl(shared / f"golden_{suite}.jsonl.gz"):
                 if not row.get("raises"):
                     kwargs[row["id"]].append(row["kwargs"] or {})
     else:
         texts = own_texts(rng)
     cases: dict[str, list[Case]] = {}
-    for family in registry.FAMILIES:
-        cases[family] = []
-        for id in registry.family_ids(family):
+    for suite in registry.PUBLISHED_SUITES:
+        cases[suite] = []
+        for id in registry.suite_ids(suite):
             known = kwargs[id] or [dict(registry.spec(id).example.kwargs)]
             mix = [(id, rng.choice(known), rng.choice(texts)) for _ in range(n)]
             try:
@@ -87,7 +87,7 @@ def make_cases(shared: Path | None, n: int) -> dict[str, list[Case]]:
             except ConstraintError as error:
                 print(f"left out: {error}", file=sys.stderr)
                 continue
-            cases[family] += mix
+            cases[suite] += mix
     return cases
 
 
@@ -164,18 +164,18 @@ def peer_seconds(cases: dict[str, list[Case]], nltk_data: Path | None) -> dict |
 
 
 # --- the table ---------------------------------------------------------------------------------
-def report(family: str, cases: list[Case], repeats: int) -> dict[str, float]:
-    """Print our rows of one family; CPU seconds per id for strict and loose together."""
+def report(suite: str, cases: list[Case], repeats: int) -> dict[str, float]:
+    """Print our rows of one suite; CPU seconds per id for strict and loose together."""
     cold_seconds(cases, ("strict", "loose"))  # warm up
     for number, mode in enumerate(("strict", "loose")):
         runs = [cold_seconds(cases, (mode,)) for _ in range(repeats)]
         best = {id: min(run[id] for run in runs) for id in runs[0]}
         cold = len(cases) / sum(best.values())
         together = len(cases) / min(together_seconds(cases, mode) for _ in range(repeats))
-        reference = REFERENCE[family][number]
+        reference = REFERENCE[suite][number]
         met = "met" if cold >= TARGET[number] * reference else "missed"
         print(
-            f"{family:8} {mode:6} {cold:9,.0f} {together:10,.0f} {reference:10,} "
+            f"{suite:8} {mode:6} {cold:9,.0f} {together:10,.0f} {reference:10,} "
             f"{cold / reference:7.1f} x {together / reference:7.1f} x   "
             f"{TARGET[number]} x {met}"
         )
@@ -209,31 +209,31 @@ def main() -> int:
 
     shared = args.shared if args.shared.is_dir() else None
     cases = make_cases(shared, args.n)
-    sizes = sorted(len(case[2]) for family in cases.values() for case in family)
+    sizes = sorted(len(case[2]) for suite in cases.values() for case in suite)
     print(
         f"{len(sizes)} verifications, responses of {sizes[len(sizes) // 2]:,} characters in the "
         f"median ({'shared' if shared else 'own'} texts); per second of CPU time\n"
     )
-    print("family   mode        cold   together  reference    cold/ref  together/ref  target")
-    ours = {family: report(family, cases[family], args.repeats) for family in cases}
+    print("suite    mode        cold   together  reference    cold/ref  together/ref  target")
+    ours = {suite: report(suite, cases[suite], args.repeats) for suite in cases}
     if args.no_peer:
         return 0
     print(f"\n{PEER} on the same cases, strict and loose in one call")
-    print("family    ids    califkit       peer    ratio")
+    print("suite     ids    califkit       peer    ratio")
     theirs = peer_seconds(cases, args.nltk_data)
-    for family in cases:
-        if family == "iftrain":
-            print(f"{family:8} not measured, because the peer has no such ids")
+    for suite in cases:
+        if suite == "iftrain":
+            print(f"{suite:8} not measured, because the peer has no such ids")
         elif isinstance(theirs, str):
-            print(f"{family:8} not measured, because {theirs}")
+            print(f"{suite:8} not measured, because {theirs}")
         else:
-            both = [id for id in ours[family] if theirs[family].get(id) is not None]
+            both = [id for id in ours[suite] if theirs[suite].get(id) is not None]
             own, peer = (
                 args.n * len(both) / sum(seconds[id] for id in both)
-                for seconds in (ours[family], theirs[family])
+                for seconds in (ours[suite], theirs[suite])
             )
-            print(f"{family:8} {len(both):4} {own:11,.0f} {peer:10,.0f} {own / peer:7.1f} x")
-            failed = [id for id in ours[family] if theirs[family].get(id) is None]
+            print(f"{suite:8} {len(both):4} {own:11,.0f} {peer:10,.0f} {own / peer:7.1f} x")
+            failed = [id for id in ours[suite] if theirs[suite].get(id) is None]
             if failed:
                 print(f"         the peer raised on: {', '.join(failed)}")
     return 0

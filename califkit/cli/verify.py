@@ -62,7 +62,7 @@ def verify(
         of_filter = "" if name is None else f"filter {name!r}, "
         for of_semantics, summary in report.summaries.items():
             show_table(_accuracies(summary), f"{of_filter}{of_semantics}: {_counts(summary)}")
-            show_table(_counted("family", summary.by_family()))
+            show_table(_counted("suite", summary.by_suite()))
             show_table(_counted("id", dict(sorted(summary.by_id.items()))))
             for error, n in summary.errors.most_common(_SHOWN_NAMES):
                 typer.echo(f"check failed {n} times, counted as not followed: {error}")

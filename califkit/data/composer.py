@@ -1,4 +1,4 @@
-"""Compose training prompts: requests we wrote x constraints of the training families.
+"""Compose training prompts: requests we wrote x constraints of the training suites.
 
 The small profiles train on these prompts, so that nothing has to be downloaded. A composed row has
 the columns of the hub's training set (``allenai/IF_multi_constraints_upto5``) and goes through the
@@ -320,8 +320,8 @@ def _checked_ids(constraint_ids: Iterable[str] | None) -> list[str]:
         registry.spec(id)  # an unknown id raises here, with near names
         if id not in SAMPLERS:
             raise ValueError(
-                f"constraint_ids: {id!r} is of family {registry.spec(id).family!r}; prompts are "
-                "composed from the training families 'ifeval' and 'iftrain' only"
+                f"constraint_ids: {id!r} is of suite {registry.spec(id).suite!r}; prompts are "
+                "composed from the training suites 'ifeval' and 'iftrain' only"
             )
     return [id for id in SAMPLERS if id in wanted]
 
@@ -346,7 +346,7 @@ def compose(
     seed : int
         Not negative.
     constraint_ids : iterable of str, optional
-        Ids to draw from, out of the training families (IFEval and IFBench-train). Default: all.
+        Ids to draw from, out of the training suites (IFEval and IFBench-train). Default: all.
     min_constraints, max_constraints : int
         Bounds of the number of constraints in a prompt, 1 to 5. The number is uniform between
         `min_constraints` and the smaller of `max_constraints` and the most that go together. An id
@@ -363,7 +363,7 @@ def compose(
     Raises
     ------
     ValueError
-        `n`, `seed` or a bound out of range; an id that is unknown or not of the training families;
+        `n`, `seed` or a bound out of range; an id that is unknown or not of the training suites;
         ids of which no `min_constraints` can be combined.
 
     Examples

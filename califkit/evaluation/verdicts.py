@@ -34,7 +34,7 @@ from tqdm import tqdm
 from califkit import CalifkitError
 from califkit.evaluation.response_files import Responses, Row
 from califkit.metrics import bootstrap_interval
-from califkit.verifiers import REGISTRY, Constraint, check, registry, strip_reasoning
+from califkit.verifiers import Constraint, check, registry, strip_reasoning
 
 PUBLISHED, REPAIRED = "published", "repaired"
 _CHUNK = 32
@@ -263,15 +263,15 @@ class Summary:
     def n_instructions(self) -> int:
         return sum(count.n for count in self.by_id.values())
 
-    def by_family(self) -> dict[str, Count]:
-        """Verdicts per family of constraints."""
-        families: dict[str, Count] = {}
+    def by_suite(self) -> dict[str, Count]:
+        """Verdicts per suite of constraints."""
+        suites: dict[str, Count] = {}
         for id, count in self.by_id.items():
-            family = families.setdefault(REGISTRY[id].family, Count())
-            family.n += count.n
-            family.strict += count.strict
-            family.loose += count.loose
-        return {name: families[name] for name in registry.FAMILIES if name in families}
+            suite = suites.setdefault(registry.spec(id).suite, Count())
+            suite.n += count.n
+            suite.strict += count.strict
+            suite.loose += count.loose
+        return {name: suites[name] for name in registry.SUITES if name in suites}
 
     def accuracies(self, level: float = 0.95, seed: int = 0) -> dict[str, Accuracy]:
         """The accuracies as shares, by their names in `ACCURACIES`.
@@ -326,7 +326,7 @@ def _count_changes(
     repaired: Verdicts,
 ) -> None:
     for i, constraint in enumerate(constraints):
-        if REGISTRY[constraint.id].repaired is not None:
+        if registry.spec(constraint.id).repaired is not None:
             changes.setdefault(constraint.id, Change()).add(
                 (published.strict[i], repaired.strict[i]), (published.loose[i], repaired.loose[i])
             )

@@ -20,7 +20,15 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, Literal
 
-from califkit.verifiers import ifbench, ifeval, iftrain, registry  # noqa: F401 (they register)
+from califkit.verifiers import (  # noqa: F401 (they register)
+    ifbench,
+    ifbench_custom,
+    ifbench_format,
+    ifeval,
+    iftrain,
+    iftrain_copy,
+    registry,
+)
 from califkit.verifiers.registry import REGISTRY, ConstraintError, UnknownConstraintError
 from califkit.verifiers.text import Text, loose_variants
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from califkit.verifiers.registry import FAMILIES, REGISTRY, Spec, family_ids, spec
+from califkit.verifiers.registry import REGISTRY, SUITES, Spec, spec, suite_ids
 
 _MAX_SHOWN = 160
 
@@ -26,7 +26,7 @@ a response that passes and one that fails, under both semantics; a repaired row 
 on which the two disagree.
 """
 
-_FAMILY_TITLES = {
+_TITLES = {
     "ifeval": "IFEval",
     "iftrain": "Training constraints of IFBench",
     "ifbench": "IFBench test constraints",
@@ -44,12 +44,12 @@ _COLUMNS = (
 
 
 def markdown() -> str:
-    """The documentation page: one table a family, one row an id."""
+    """The documentation page: one table a suite, one row an id."""
     parts = [_INTRODUCTION]
-    for family in FAMILIES:
-        ids = family_ids(family)
+    for suite, title in _TITLES.items():
+        ids = suite_ids(suite)
         n_repaired = sum(REGISTRY[id].repaired is not None for id in ids)
-        parts.append(f"## {_FAMILY_TITLES[family]}: {len(ids)} ids, {n_repaired} repaired\n")
+        parts.append(f"## {title}: {len(ids)} ids, {n_repaired} repaired\n")
         parts.append(_row(_COLUMNS))
         parts.append(_row(["---"] * len(_COLUMNS)))
         parts.extend(_row(_cells(REGISTRY[id])) for id in ids)
@@ -74,7 +74,7 @@ def _cells(entry: Spec) -> list[str]:
         _text(entry.repair),
         *(
             "" if response is None else _example(kwargs, response)
-            for response in (contrast.wrongly_passes, contrast.wrongly_fails)
+            for response in (contrast.lost, contrast.gained)
         ),
     ]
 
@@ -123,7 +123,7 @@ def describe(id: str) -> str:
         The id is not registered; near names are listed.
     """
     entry = spec(id)
-    lines = [entry.id, f"family: {entry.family}", f"instruction: {_template(entry)}"]
+    lines = [entry.id, f"suite: {entry.suite}", f"instruction: {_template(entry)}"]
     for name, param in entry.params.items():
         lines.append(f"parameter {name}: {param.describe()}")
     lines += _pair("example", entry.example.kwargs, entry.example.passes, entry.example.fails)
@@ -131,10 +131,10 @@ def describe(id: str) -> str:
         return "\n".join(lines)
     contrast = entry.contrast
     lines += [f"published: {entry.defect}", f"repaired: {entry.repair}"]
-    if contrast.wrongly_passes is not None:
-        lines.append(f"  passes published only: {_shown(contrast.wrongly_passes)}")
-    if contrast.wrongly_fails is not None:
-        lines.append(f"  passes repaired only: {_shown(contrast.wrongly_fails)}")
+    if contrast.lost is not None:
+        lines.append(f"  passes published only: {_shown(contrast.lost)}")
+    if contrast.gained is not None:
+        lines.append(f"  passes repaired only: {_shown(contrast.gained)}")
     if contrast.kwargs != entry.example.kwargs:
         lines.append(f"  with: {json.dumps(dict(contrast.kwargs), ensure_ascii=False)}")
     return "\n".join(lines)
@@ -153,11 +153,11 @@ def _shown(text: str) -> str:
 
 
 def listing() -> str:
-    """All ids by family; repaired ones are marked."""
+    """All ids by suite; repaired ones are marked."""
     lines = []
-    for family in FAMILIES:
-        ids = family_ids(family)
-        lines.append(f"{family} ({len(ids)}; * = the repaired verdict can differ)")
+    for suite in SUITES:
+        ids = suite_ids(suite)
+        lines.append(f"{suite} ({len(ids)}; * = the repaired verdict can differ)")
         lines += [f"  {id}{' *' if REGISTRY[id].repaired else ''}" for id in ids]
     return "\n".join(lines)
 

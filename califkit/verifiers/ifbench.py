@@ -2,7 +2,7 @@
 
 The ids on form and repetition are in `ifbench_format`, the fixed tasks in `ifbench_custom`.
 Source: allenai/IFBench 0.2.0, test set (58 ids). The published check is the function under
-``@constraint``; where it decides against its own instruction, ``@repairs`` holds a second one.
+``@verifier``; where it decides against its own instruction, ``@repairs`` holds a second one.
 """
 
 from __future__ import annotations
@@ -10,17 +10,12 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import islice, pairwise
+from typing import Annotated
 
-from califkit.verifiers import ifbench_custom, ifbench_format  # noqa: F401  register their ids
-from califkit.verifiers.registry import (
-    Contrast,
-    Example,
-    Param,
-    constraint,
-    repairs,
-)
+from califkit.verifiers import registry
+from califkit.verifiers.registry import AnyText, Count, Example, Param, Positive, repairs
 from califkit.verifiers.text import (
     CLOSERS,
     Text,
@@ -33,9 +28,9 @@ from califkit.verifiers.text import (
     word_tokens,
 )
 
-COUNT = Param(int, minimum=0)
-PERCENT = Param(float, minimum=0)
-KEYWORD = Param(str)
+verifier = partial(registry.verifier, suite="ifbench")
+
+Percent = Annotated[float, Param(minimum=0)]
 
 _CONJUNCTIONS = frozenset("and but for nor or so yet".split())
 # English stop words as NLTK lists them, without the 45 entries that hold an apostrophe: the words
@@ -99,122 +94,101 @@ def _endings(text: Text, ignore: str = "") -> Counter[str]:
 
 
 # --- count -----------------------------------------------------------------------------------
-
-
-@constraint(
+@verifier(
     "count:word_count_range",
-    family="ifbench",
     instruction="Answer in at least {min_words} and at most {max_words} words.",
-    params={"min_words": COUNT, "max_words": COUNT},
     example=Example({"min_words": 2, "max_words": 3}, "Just three words.", "One."),
 )
-def word_count_range(text: Text, min_words: int, max_words: int) -> bool:
+def word_count_range(text: Text, min_words: Count, max_words: Count) -> bool:
     return min_words <= text.n_words <= max_words
 
 
-@constraint(
+@verifier(
     "count:unique_word_count",
-    family="ifbench",
     instruction="Use at least {N} different words.",
-    params={"N": COUNT},
     example=Example({"N": 3}, "Red, red, green and blue.", "Red, RED and red."),
     defect="A token of pure punctuation counts once as a word (`a - b` has three).",
 )
-def unique_word_count(text: Text, N: int) -> bool:
+def unique_word_count(text: Text, N: Count) -> bool:
     return len({ps_strip(token) for token in text.lower.split()}) >= N
 
 
-@repairs(
-    "count:unique_word_count", "Leaves such tokens out.", Contrast(wrongly_passes="Red - blue")
-)
+@repairs(unique_word_count, "Leaves such tokens out.", lost="Red - blue")
 def unique_word_count_repaired(text: Text, N: int) -> bool:
     return len({ps_strip(token) for token in text.lower.split()} - {""}) >= N
 
 
-@constraint(
+@verifier(
     "count:conjunctions",
-    family="ifbench",
     instruction="Use at least {small_n} different coordinating conjunctions "
     "(and, but, for, nor, or, so, yet).",
-    params={"small_n": COUNT},
     example=Example({"small_n": 2}, "I ran, but she sat and read.", "I ran and she sat and read."),
     defect="`and`, `And` and `and,` count as three different conjunctions.",
 )
-def conjunctions(text: Text, small_n: int) -> bool:
+def conjunctions(text: Text, small_n: Count) -> bool:
     return len({t for t in text.ws_tokens if ps_strip(t).lower() in _CONJUNCTIONS}) >= small_n
 
 
-@repairs(
-    "count:conjunctions",
-    "Ignores case and punctuation.",
-    Contrast(wrongly_passes="And I ran and sat."),
-)
+@repairs(conjunctions, "Ignores case and punctuation.", lost="And I ran and sat.")
 def conjunctions_repaired(text: Text, small_n: int) -> bool:
     return len({ps_strip(t).lower() for t in text.ws_tokens} & _CONJUNCTIONS) >= small_n
 
 
-@constraint(
+@verifier(
     "count:person_names",
-    family="ifbench",
     instruction="Mention at least {N} different first names from this list: "
     + ", ".join(sorted(_NAMES))
     + ".",
-    params={"N": COUNT},
     example=Example({"N": 2}, "Mia met Leo.", "Mia went to Miami."),
 )
-def person_names(text: Text, N: int) -> bool:
+def person_names(text: Text, N: Count) -> bool:
     return len(_NAMES.intersection(text.words)) >= N
 
 
-@constraint(
+@verifier(
     "count:numbers",
-    family="ifbench",
     instruction="Write exactly {N} numbers.",
-    params={"N": COUNT},
     example=Example({"N": 2}, "Take 3.5 cups and 12 eggs.", "Take 12 eggs."),
     defect="Punctuation is deleted before counting, so `10-20` and `1/2` are one number each.",
 )
-def numbers(text: Text, N: int) -> bool:
+def numbers(text: Text, N: Count) -> bool:
     return len(_DIGITS.findall(text.depunct)) == N
 
 
 @repairs(
-    "count:numbers",
+    numbers,
     "Joins digits over a point or comma only.",
-    Contrast(wrongly_passes="Read 10-20 and 30-40.", wrongly_fails="Read 10-20."),
+    lost="Read 10-20 and 30-40.",
+    gained="Read 10-20.",
 )
 def numbers_repaired(text: Text, N: int) -> bool:
     return len(_NUMBER.findall(text.raw)) == N
 
 
-@constraint(
+@verifier(
     "count:words_japanese",
-    family="ifbench",
     instruction="Write every word whose position is a multiple of {N} in Japanese.",
-    params={"N": COUNT},
     example=Example({"N": 2}, "good 朝 my 友達", "good morning my 友達"),
     defect="A response of fewer than N words passes, although it has no Japanese word.",
 )
-def words_japanese(text: Text, N: int) -> bool:
+def words_japanese(text: Text, N: Count) -> bool:
     if N == 0:
         raise ValueError("N must not be 0: there is no 0th word")
     due = (ps_strip(token) for token in text.ws_tokens[N - 1 :: N])
     return all(not word or word.isdigit() or _JAPANESE.search(word) for word in due)
 
 
-@repairs("count:words_japanese", "Asks for at least N words.", Contrast(wrongly_passes="Hello"))
+@repairs(words_japanese, "Asks for at least N words.", lost="Hello")
 def words_japanese_repaired(text: Text, N: int) -> bool:
     return words_japanese(text, N) and len(text.ws_tokens) >= N
 
 
-@constraint(
+@verifier(
     "count:pronouns",
-    family="ifbench",
     instruction="Use at least {N} pronouns.",
-    params={"N": COUNT},
     example=Example({"N": 3}, "She gave it to him.", "She gave the book away."),
 )
-def pronouns(text: Text, N: int) -> bool:
+def pronouns(text: Text, N: Count) -> bool:
     from califkit.verifiers import english
 
     found = 0
@@ -226,9 +200,8 @@ def pronouns(text: Text, N: int) -> bool:
     return found >= N
 
 
-@constraint(
+@verifier(
     "count:punctuation",
-    family="ifbench",
     instruction="Use every one of these punctuation marks at least once: . , ! ? ; : and the "
     "interrobang (?! or ‽).",
     example=Example({}, "Oh; well, see: it works! Does it? Good. Really?!", "Oh, well. Does it?!"),
@@ -244,12 +217,10 @@ def punctuation(text: Text) -> bool:
     return all(mark in rest for mark in ".,!?;:")
 
 
-@constraint(
+@verifier(
     "count:keywords_multiple",
-    family="ifbench",
     instruction="Use the word {keyword1} once, {keyword2} twice, {keyword3} three times, "
     "{keyword4} five times and {keyword5} seven times.",
-    params={f"keyword{i}": Param(str, allow_empty=True) for i in range(1, 6)},
     example=Example(
         {f"keyword{i}": word for i, word in enumerate(("ant", "bee", "cow", "dog", "elk"), 1)},
         "ant bee bee cow cow cow dog dog dog dog dog elk elk elk elk elk elk elk",
@@ -258,20 +229,22 @@ def punctuation(text: Text) -> bool:
     defect="Keywords are counted inside longer words too (`art` in `start`).",
 )
 def keywords_multiple(
-    text: Text, keyword1: str, keyword2: str, keyword3: str, keyword4: str, keyword5: str
+    text: Text,
+    keyword1: AnyText,
+    keyword2: AnyText,
+    keyword3: AnyText,
+    keyword4: AnyText,
+    keyword5: AnyText,
 ) -> bool:
     due = zip((keyword1, keyword2, keyword3, keyword4, keyword5), (1, 2, 3, 5, 7), strict=True)
     return all(text.lower.count(word.strip().lower()) == times for word, times in due)
 
 
 @repairs(
-    "count:keywords_multiple",
+    keywords_multiple,
     "Counts whole words.",
-    Contrast(
-        wrongly_passes="want bee bee cow cow cow dog dog dog dog dog elk elk elk elk elk elk elk",
-        wrongly_fails="want ant bee bee cow cow cow dog dog dog dog dog elk elk elk elk elk elk "
-        "elk",
-    ),
+    lost="want bee bee cow cow cow dog dog dog dog dog elk elk elk elk elk elk elk",
+    gained="want ant bee bee cow cow cow dog dog dog dog dog elk elk elk elk elk elk elk",
 )
 def keywords_multiple_repaired(
     text: Text, keyword1: str, keyword2: str, keyword3: str, keyword4: str, keyword5: str
@@ -281,25 +254,20 @@ def keywords_multiple_repaired(
 
 
 # --- ratio -----------------------------------------------------------------------------------
-
-
-@constraint(
+@verifier(
     "ratio:stop_words",
-    family="ifbench",
     instruction="Keep stop words (the, is, of, ...) to at most {percentage:g}% of your words.",
-    params={"percentage": PERCENT},
     example=Example({"percentage": 25}, "Bright stars shine above", "It is what it is"),
 )
-def stop_words(text: Text, percentage: float) -> bool:
+def stop_words(text: Text, percentage: Percent) -> bool:
     if not text.words:
         return False
     n_stop_words = sum(map(_STOP_WORDS.__contains__, map(str.lower, text.words)))
     return n_stop_words / text.n_words * 100 <= percentage
 
 
-@constraint(
+@verifier(
     "ratio:sentence_type",
-    family="ifbench",
     instruction="Write exactly twice as many statements (ending in a period) as questions.",
     example=Example({}, "It rains. We stay. Why not?", "It rains. Why not?"),
     defect="A text with neither statements nor questions passes (0 = 2 x 0), and a sentence that "
@@ -311,18 +279,18 @@ def sentence_type(text: Text) -> bool:
 
 
 @repairs(
-    "ratio:sentence_type",
+    sentence_type,
     "Asks for a question and looks through closing quotes and brackets.",
-    Contrast(wrongly_passes="Run!", wrongly_fails='He said "no." We left. "Why?"'),
+    lost="Run!",
+    gained='He said "no." We left. "Why?"',
 )
 def sentence_type_repaired(text: Text) -> bool:
     ends = _endings(text, ignore=CLOSERS)
     return ends["."] == 2 * ends["?"] > 0
 
 
-@constraint(
+@verifier(
     "ratio:sentence_balance",
-    family="ifbench",
     instruction="Write as many statements as questions and as exclamations.",
     example=Example({}, "It rains. Why now? Run!", "It rains. Why now?"),
     defect="A text with no period, question or exclamation mark at a sentence end passes "
@@ -334,21 +302,20 @@ def sentence_balance(text: Text) -> bool:
 
 
 @repairs(
-    "ratio:sentence_balance",
+    sentence_balance,
     "Asks for one of each and looks through closing quotes and brackets.",
-    Contrast(wrongly_passes="no end", wrongly_fails='"It rains." Why now? Run!'),
+    lost="no end",
+    gained='"It rains." Why now? Run!',
 )
 def sentence_balance_repaired(text: Text) -> bool:
     ends = _endings(text, ignore=CLOSERS)
     return ends["."] == ends["?"] == ends["!"] > 0
 
 
-@constraint(
+@verifier(
     "ratio:overlap",
-    family="ifbench",
     instruction="Let {percentage:g}% (give or take 2) of the trigrams of your response occur in "
     "this text too: {reference_text}",
-    params={"reference_text": Param(str, allow_empty=True), "percentage": PERCENT},
     example=Example(
         {"reference_text": "the cat sat on the mat", "percentage": 100},
         "the cat sat on",
@@ -356,7 +323,7 @@ def sentence_balance_repaired(text: Text) -> bool:
     ),
     defect="Trigrams are runs of three characters.",
 )
-def overlap(text: Text, reference_text: str, percentage: float) -> bool:
+def overlap(text: Text, reference_text: AnyText, percentage: Percent) -> bool:
     return _overlap_is_near(_trigrams(text.raw), _reference_trigrams(reference_text), percentage)
 
 
@@ -364,13 +331,11 @@ _reference_trigrams = lru_cache(maxsize=64)(_trigrams)  # all variants of a resp
 
 
 @repairs(
-    "ratio:overlap",
+    overlap,
     "Takes runs of three words.",
-    Contrast(
-        wrongly_passes="he cat s",
-        wrongly_fails="The cat sat on the mat.",
-        kwargs={"reference_text": "the cat sat on the mat", "percentage": 100},
-    ),
+    lost="he cat s",
+    gained="The cat sat on the mat.",
+    kwargs={"reference_text": "the cat sat on the mat", "percentage": 100},
 )
 def overlap_repaired(text: Text, reference_text: str, percentage: float) -> bool:
     own = [word.lower() for word in text.words]
@@ -385,9 +350,8 @@ def _overlap_is_near(own: set, reference: set, percentage: float) -> bool:
     return percentage - 2 <= share <= percentage + 2
 
 
-@constraint(
+@verifier(
     "ratio:sentence_words",
-    family="ifbench",
     instruction="Answer in three sentences of the same number of characters, all their words "
     "different.",
     example=Example({}, "He sat. We ran. It hid.", "He sat. We walked. It hid."),
@@ -398,18 +362,15 @@ def sentence_words(text: Text) -> bool:
     return len(lengths) == 3 and len(set(lengths)) == 1
 
 
-@repairs("ratio:sentence_words", "Checks it.", Contrast(wrongly_passes="I am. I am. I am."))
+@repairs(sentence_words, "Checks it.", lost="I am. I am. I am.")
 def sentence_words_repaired(text: Text) -> bool:
     words = bare_words(text.lower)
     return sentence_words(text) and len(set(words)) == len(words)
 
 
 # --- words -----------------------------------------------------------------------------------
-
-
-@constraint(
+@verifier(
     "words:alphabet",
-    family="ifbench",
     instruction="Start each word with the letter after the first letter of the word before; "
     "A follows Z.",
     example=Example({}, "Young zebras always bounce.", "Zebras bounce always."),
@@ -425,9 +386,8 @@ def alphabet(text: Text) -> bool:
     )
 
 
-@constraint(
+@verifier(
     "words:vowel",
-    family="ifbench",
     instruction="Write a single paragraph with at most three different vowels in it.",
     example=Example({}, "Pat ran at ten.", "Our rule is to wait."),
 )
@@ -435,9 +395,8 @@ def vowel(text: Text) -> bool:
     return "\n" not in text.stripped and sum(v in text.lower for v in "aeiou") <= 3
 
 
-@constraint(
+@verifier(
     "words:consonants",
-    family="ifbench",
     instruction="Let every word hold two consonants in a row.",
     example=Example({}, "Bright stars glimmer", "Bright stars are"),
 )
@@ -445,9 +404,8 @@ def consonants(text: Text) -> bool:
     return all(map(_CLUSTER.search, text.lower.split()))
 
 
-@constraint(
+@verifier(
     "words:palindrome",
-    family="ifbench",
     instruction="Use at least ten palindromes, each at least five letters long.",
     example=Example({}, "Level " * 10, "level radar civic"),
 )
@@ -456,9 +414,8 @@ def palindrome(text: Text) -> bool:
     return len(list(islice(hits, 10))) == 10
 
 
-@constraint(
+@verifier(
     "words:prime_lengths",
-    family="ifbench",
     instruction="Use only words whose length is a prime number.",
     example=Example({}, "An elder sat.", "Four elders sat."),
     defect="A response without any word (punctuation only) passes.",
@@ -467,26 +424,23 @@ def prime_lengths(text: Text) -> bool:
     return all(len(word) in _PRIMES for word in text.depunct.split())
 
 
-@repairs("words:prime_lengths", "Asks for a word.", Contrast(wrongly_passes="?!"))
+@repairs(prime_lengths, "Asks for a word.", lost="?!")
 def prime_lengths_repaired(text: Text) -> bool:
     return prime_lengths(text) and bool(text.depunct.split())
 
 
-@constraint(
+@verifier(
     "words:repeats",
-    family="ifbench",
     instruction="Use no word more than {small_n} times.",
-    params={"small_n": COUNT},
     example=Example({"small_n": 1}, "Birds sing loudly.", "Sing, birds, sing!"),
 )
-def repeats(text: Text, small_n: int) -> bool:
+def repeats(text: Text, small_n: Count) -> bool:
     counts = Counter(depunct(text.lower).split())
     return max(counts.values(), default=0) <= small_n
 
 
-@constraint(
+@verifier(
     "words:no_consecutive",
-    family="ifbench",
     instruction="Never let two neighbouring words start with the same letter.",
     example=Example({}, "Big dogs run.", "Big brown dogs run."),
 )
@@ -494,9 +448,8 @@ def no_consecutive(text: Text) -> bool:
     return all(a[0] != b[0] for a, b in pairwise(depunct(text.lower).split()))
 
 
-@constraint(
+@verifier(
     "words:odd_even_syllables",
-    family="ifbench",
     instruction="Alternate between words with an odd and words with an even number of syllables.",
     example=Example({}, "the table", "the cat"),
 )
@@ -508,9 +461,8 @@ def odd_even_syllables(text: Text) -> bool:
     return len(words) < 2 or all(a != b for a, b in pairwise(parities))
 
 
-@constraint(
+@verifier(
     "words:last_first",
-    family="ifbench",
     instruction="Begin each sentence with the last word of the sentence before.",
     example=Example({}, "I like tea. Tea is hot.", "I like tea. It is hot."),
 )
@@ -524,9 +476,8 @@ def _last_is_first(sentence: str, following: str) -> bool:
     return bool(last and first) and last[-1].lower() == first[0].lower()
 
 
-@constraint(
+@verifier(
     "words:paragraph_last_first",
-    family="ifbench",
     instruction="End each paragraph with the word it begins with; a line break ends a paragraph.",
     example=Example({}, "Time heals all in time.", "Time heals all."),
 )
@@ -536,31 +487,27 @@ def paragraph_last_first(text: Text) -> bool:
     return all(words[0] == words[-1] for words in paragraphs if words)
 
 
-@constraint(
+@verifier(
     "words:keywords_specific_position",
-    family="ifbench",
     instruction="Make {keyword} word number {m} of sentence number {n}.",
-    params={"keyword": KEYWORD, "n": Param(int, minimum=1), "m": Param(int, minimum=1)},
     example=Example(
         {"keyword": "tea", "n": 2, "m": 3}, "Hello. I like tea.", "Hello. Tea is what I like."
     ),
 )
-def keywords_specific_position(text: Text, keyword: str, n: int, m: int) -> bool:
+def keywords_specific_position(text: Text, keyword: str, n: Positive, m: Positive) -> bool:
     sentence = next(islice(text.iter_sentences(), n - 1, None), "")
     words = [token for token in word_tokens(sentence) if _has_alnum(token)]
     return len(words) >= m and words[m - 1].lower() == keyword.strip().lower()
 
 
-@constraint(
+@verifier(
     "words:words_position",
-    family="ifbench",
     instruction="Make {keyword} both the second and the second to last word of your response.",
-    params={"keyword": Param(str, allow_empty=True)},
     example=Example({"keyword": "tea"}, "Hot tea beats cold tea always.", "Hot tea is tea."),
     defect="Punctuation marks, but for one closing one, and parts of contractions count as words: "
     "`Well, tea ...` has the comma as its second word.",
 )
-def words_position(text: Text, keyword: str) -> bool:
+def words_position(text: Text, keyword: AnyText) -> bool:
     tokens = text.outer_tokens(3)
     if len(tokens) < 2:
         return False
@@ -571,11 +518,10 @@ def words_position(text: Text, keyword: str) -> bool:
 
 
 @repairs(
-    "words:words_position",
+    words_position,
     "Counts whole words only.",
-    Contrast(
-        wrongly_passes="Hot tea beats tea!!", wrongly_fails="Hot tea beats cold tea always..."
-    ),
+    lost="Hot tea beats tea!!",
+    gained="Hot tea beats cold tea always...",
 )
 def words_position_repaired(text: Text, keyword: str) -> bool:
     words = bare_words(text.lower)
@@ -592,9 +538,8 @@ def _tagger_data() -> None:
     tagger.require()
 
 
-@constraint(
+@verifier(
     "words:start_verb",
-    family="ifbench",
     instruction="Begin your response with a verb.",
     example=Example({}, "Running is healthy for everyone.", "The dog runs."),
     needs=_tagger_data,
@@ -606,11 +551,8 @@ def start_verb(text: Text) -> bool:
 
 
 # --- sentence --------------------------------------------------------------------------------
-
-
-@constraint(
+@verifier(
     "sentence:alliteration_increment",
-    family="ifbench",
     instruction="Give each sentence a longer run of alliterating neighbours than the one before.",
     example=Example({}, "Dogs run. Big bears run.", "Big bears run. Dogs run."),
 )
@@ -628,36 +570,33 @@ def _alliteration(sentence: str) -> int:
     return count
 
 
-@constraint(
+@verifier(
     "sentence:increment",
-    family="ifbench",
     instruction="Give each sentence exactly {small_n} more words than the sentence before.",
-    params={"small_n": COUNT},
     example=Example({"small_n": 1}, "I ran. I ran home.", "I ran. I ran home today."),
 )
-def increment(text: Text, small_n: int) -> bool:
+def increment(text: Text, small_n: Count) -> bool:
     lengths = (len(depunct(sentence).split()) for sentence in text.iter_sentences())
     return all(b - a == small_n for a, b in pairwise(lengths))
 
 
-@constraint(
+@verifier(
     "sentence:keyword",
-    family="ifbench",
     instruction="Use the word {word} in sentence number {N}.",
-    params={"word": KEYWORD, "N": COUNT},
     example=Example({"word": "tea", "N": 2}, "Hello. I like tea.", "I like tea. Bye."),
     defect="N = 0 looks at the last sentence, and a word that ends in a symbol (`C++`) is not "
     "found before a blank.",
 )
-def keyword_in_sentence(text: Text, word: str, N: int) -> bool:
+def keyword_in_sentence(text: Text, word: str, N: Count) -> bool:
     first = list(islice(text.iter_sentences(), N)) if N else text.sentences
     return len(first) >= max(N, 1) and bool(_bounded(word).search(first[-1]))
 
 
 @repairs(
-    "sentence:keyword",
+    keyword_in_sentence,
     "Fails N = 0 and finds the word.",
-    Contrast(wrongly_fails="I like C++ a lot.", kwargs={"word": "C++", "N": 1}),
+    gained="I like C++ a lot.",
+    kwargs={"word": "C++", "N": 1},
 )
 def keyword_in_sentence_repaired(text: Text, word: str, N: int) -> bool:
     if not 0 < N <= len(text.sentences):

@@ -1,6 +1,6 @@
 """IFBench ids with one fixed task each: ``custom:``. They ignore all keyword arguments.
 
-Source: allenai/IFBench 0.2.0, test set; see `ifbench` for the rest of the family.
+Source: allenai/IFBench 0.2.0, test set; see `ifbench` for the rest of the suite.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from collections.abc import Callable
 from datetime import date
 from itertools import pairwise
 
-from califkit.verifiers.registry import Contrast, Example, constraint, repairs
+from califkit.verifiers import registry
+from califkit.verifiers.registry import Example, repairs
 from califkit.verifiers.text import Text, depunct, ps_strip
 
 _DIGITS = re.compile(r"\d+")
@@ -36,10 +37,10 @@ _TOO_MANY_ROWS = 16  # one more than the longest table asked for
 def _task(
     name: str, instruction: str, passes: str, fails: str, defect: str | None = None
 ) -> Callable:
-    """`constraint` for a fixed task, which upstream lets carry any keyword argument."""
-    return constraint(
+    """`verifier` for a fixed task, which upstream lets carry any keyword argument."""
+    return registry.verifier(
         f"custom:{name}",
-        family="ifbench",
+        suite="ifbench",
         instruction=instruction,
         example=Example({}, passes, fails),
         defect=defect,
@@ -183,9 +184,9 @@ def sentence_alphabet(text: Text) -> bool:
 
 
 @repairs(
-    "custom:sentence_alphabet",
+    sentence_alphabet,
     "Looks behind it.",
-    Contrast(wrongly_fails='"' + _SENTENCES_A_TO_Z.replace("letter.", 'letter," he said.', 1)),
+    gained='"' + _SENTENCES_A_TO_Z.replace("letter.", 'letter," he said.', 1),
 )
 def sentence_alphabet_repaired(text: Text) -> bool:
     return _spells_alphabet(
@@ -221,7 +222,7 @@ def csv_city(text: Text) -> bool:
     return _is_city_table(_csv_rows(text.raw))
 
 
-@repairs("custom:csv_city", "Leaves blank lines out.", Contrast(wrongly_fails=_CITIES + "\n\n"))
+@repairs(csv_city, "Leaves blank lines out.", gained=_CITIES + "\n\n")
 def csv_city_repaired(text: Text) -> bool:
     return _is_city_table(_csv_rows(text.raw, blank=False))
 
@@ -257,9 +258,9 @@ def csv_special_character(text: Text) -> bool:
 
 
 @repairs(
-    "custom:csv_special_character",
+    csv_special_character,
     "Checks all rows.",
-    Contrast(wrongly_passes=_PRODUCTS.replace("1,toys", '1,"toys & games"', 1) + "\n14"),
+    lost=_PRODUCTS.replace("1,toys", '1,"toys & games"', 1) + "\n14",
 )
 def csv_special_character_repaired(text: Text) -> bool:
     rows = _product_rows(text)
@@ -302,11 +303,7 @@ def csv_quotes(text: Text) -> bool:
     return bool(rows) and all(map(_is_quoted_row, rows))
 
 
-@repairs(
-    "custom:csv_quotes",
-    "Takes bare ones as well.",
-    Contrast(wrongly_fails=_STUDENTS.replace('"', "", 10)),
-)
+@repairs(csv_quotes, "Takes bare ones as well.", gained=_STUDENTS.replace('"', "", 10))
 def csv_quotes_repaired(text: Text) -> bool:
     rows = _student_rows(text)
     return bool(rows) and len(rows[0]) == 5 and all(map(_is_quoted_row, rows[1:]))
@@ -336,11 +333,7 @@ def date_format_list(text: Text) -> bool:
     return _are_dates(text, _is_published_date)
 
 
-@repairs(
-    "custom:date_format_list",
-    "Asks for real dates.",
-    Contrast(wrongly_passes="1805-00-00, 1815-02-29"),
-)
+@repairs(date_format_list, "Asks for real dates.", lost="1805-00-00, 1815-02-29")
 def date_format_list_repaired(text: Text) -> bool:
     return _are_dates(text, _is_real_date)
 

@@ -1,6 +1,6 @@
 """IFBench ids on form and repetition: ``format:`` and ``repeat:``.
 
-Source: allenai/IFBench 0.2.0, test set; see `ifbench` for the rest of the family.
+Source: allenai/IFBench 0.2.0, test set; see `ifbench` for the rest of the suite.
 """
 
 from __future__ import annotations
@@ -8,12 +8,14 @@ from __future__ import annotations
 import re
 import string
 from collections import deque
+from functools import partial
 from itertools import chain, pairwise
 
-from califkit.verifiers.registry import Contrast, Example, Param, constraint, repairs
+from califkit.verifiers import registry
+from califkit.verifiers.registry import AnyText, Example, repairs
 from califkit.verifiers.text import CLOSERS, Text, depunct, ps_strip, punkt_sentences, rps_strip
 
-PROMPT = Param(str)
+verifier = partial(registry.verifier, suite="ifbench")
 
 _BRACKETS = re.compile(r"[()\[\]{}]")
 _OPENER_OF = {")": "(", "]": "[", "}": "{"}
@@ -39,11 +41,8 @@ def _is_emoji(char: str) -> bool:
 
 
 # --- format ----------------------------------------------------------------------------------
-
-
-@constraint(
+@verifier(
     "format:parentheses",
-    family="ifbench",
     instruction="Nest brackets of the kinds (), [] and {{}} at least five levels deep.",
     example=Example({}, "(a [b {c (d [e])}])", "(a [b {c (d)}])"),
     defect="Only the innermost of the five levels has to be closed.",
@@ -65,11 +64,7 @@ def parentheses(text: Text) -> bool:
     return False
 
 
-@repairs(
-    "format:parentheses",
-    "Asks that all five are closed.",
-    Contrast(wrongly_passes="(a [b {c (d [e]"),
-)
+@repairs(parentheses, "Asks that all five are closed.", lost="(a [b {c (d [e]")
 def parentheses_repaired(text: Text) -> bool:
     stack: list[str] = []
     levels: list[int] = []  # closed inside each open bracket
@@ -90,9 +85,8 @@ def parentheses_repaired(text: Text) -> bool:
     return False
 
 
-@constraint(
+@verifier(
     "format:quotes",
-    family="ifbench",
     instruction="Put quotes inside quotes inside quotes, three levels deep, alternating between "
     "double and single quote marks.",
     example=Example({}, '"He said \'she said "no"\'"', "\"He said 'no'\""),
@@ -104,9 +98,10 @@ def quotes(text: Text) -> bool:
 
 
 @repairs(
-    "format:quotes",
+    quotes,
     "Leaves out apostrophes inside words and takes curly quotes.",
-    Contrast(wrongly_passes="don't \"it 'is' so\" it's", wrongly_fails="“He said ‘she said “no”’”"),
+    lost="don't \"it 'is' so\" it's",
+    gained="“He said ‘she said “no”’”",
 )
 def quotes_repaired(text: Text) -> bool:
     return _closes_three_quotes(_APOSTROPHE.sub("", text.raw.translate(_STRAIGHT_MARKS)))
@@ -127,11 +122,9 @@ def _closes_three_quotes(raw: str) -> bool:
     return False
 
 
-@constraint(
+@verifier(
     "format:options",
-    family="ifbench",
     instruction="Answer with one of these options and nothing else: {options}",
-    params={"options": Param(str)},
     example=Example({"options": "yes/no/maybe"}, "Maybe.", "I would say maybe."),
     defect="Options are split at `or` even inside a word (`north, south`).",
 )
@@ -141,11 +134,11 @@ def options(text: Text, options: str) -> bool:
 
 
 @repairs(
-    "format:options",
+    options,
     "Splits at the word `or` only.",
-    Contrast(
-        wrongly_passes="th, south", wrongly_fails="South.", kwargs={"options": "north, south"}
-    ),
+    lost="th, south",
+    gained="South.",
+    kwargs={"options": "north, south"},
 )
 def options_repaired(text: Text, options: str) -> bool:
     if "/" in options:
@@ -162,9 +155,8 @@ def _is_option(text: Text, options: str, choices: list[str]) -> bool:
     return any(answer == ps_strip(choice.strip()).lower() for choice in choices)
 
 
-@constraint(
+@verifier(
     "format:newline",
-    family="ifbench",
     instruction="Write each word on a line of its own.",
     example=Example({}, "one\ntwo\nthree", "one\ntwo three"),
 )
@@ -173,9 +165,8 @@ def newline(text: Text) -> bool:
     return len(lines) - lines.count("") == len(text.depunct.split())
 
 
-@constraint(
+@verifier(
     "format:emoji",
-    family="ifbench",
     instruction="End every sentence with an emoji.",
     example=Example({}, "Hello there! 😀 Bye now. 👋", "Hello there! Bye now. 👋"),
     defect="Flags and keycaps (several characters, none an emoji by itself) are not seen.",
@@ -189,9 +180,7 @@ def emoji_endings(text: Text) -> bool:
     )
 
 
-@repairs(
-    "format:emoji", "Takes a whole emoji sequence at the end.", Contrast(wrongly_fails="Bonjour 🇫🇷")
-)
+@repairs(emoji_endings, "Takes a whole emoji sequence at the end.", gained="Bonjour 🇫🇷")
 def emoji_endings_repaired(text: Text) -> bool:
     import emoji
 
@@ -209,9 +198,8 @@ def emoji_endings_repaired(text: Text) -> bool:
     return bool(bodies)
 
 
-@constraint(
+@verifier(
     "format:line_indent",
-    family="ifbench",
     instruction="Indent each line by more blanks than the line before, like a staircase.",
     example=Example({}, "one\n two\n  three", "one\n two\n two"),
     defect="Whether blank lines are ignored depends on how many stand together.",
@@ -220,9 +208,7 @@ def line_indent(text: Text) -> bool:
     return _indents_grow(_lines_left_over(text.lines))
 
 
-@repairs(
-    "format:line_indent", "Ignores all of them.", Contrast(wrongly_fails="one\n\n\n two\n  three")
-)
+@repairs(line_indent, "Ignores all of them.", gained="one\n\n\n two\n  three")
 def line_indent_repaired(text: Text) -> bool:
     return _indents_grow([line for line in text.lines if line.strip()])
 
@@ -253,9 +239,8 @@ def _lines_left_over(lines: list[str]) -> list[str]:
     return [line for line, gone in zip(lines, removed, strict=True) if not gone]
 
 
-@constraint(
+@verifier(
     "format:quote_unquote",
-    family="ifbench",
     instruction="Follow every phrase in double quotes by an explanation without quotes.",
     example=Example({}, 'They say "time flies", so hurry.', 'They say "time flies"'),
     defect="Curly quotes are ignored.",
@@ -264,11 +249,7 @@ def quote_unquote(text: Text) -> bool:
     return _explains_quotes(text.raw)
 
 
-@repairs(
-    "format:quote_unquote",
-    "Treats them as straight ones.",
-    Contrast(wrongly_passes="They say “time flies”"),
-)
+@repairs(quote_unquote, "Treats them as straight ones.", lost="They say “time flies”")
 def quote_unquote_repaired(text: Text) -> bool:
     return _explains_quotes(text.raw.translate(_STRAIGHT_QUOTES))
 
@@ -278,30 +259,23 @@ def _explains_quotes(raw: str) -> bool:
     return '""' not in joined and not joined.strip(_AROUND_QUOTES).endswith('"')
 
 
-@constraint(
+@verifier(
     "format:list",
-    family="ifbench",
     instruction="Answer with a list whose items are marked with {sep}",
-    params={"sep": Param(str, allow_empty=True)},
     example=Example({"sep": "->"}, "-> one\n-> two", "-> one"),
     defect="The marker may stand anywhere in a line.",
 )
-def list_markers(text: Text, sep: str) -> bool:
+def list_markers(text: Text, sep: AnyText) -> bool:
     return text.raw.count(sep) >= 2
 
 
-@repairs(
-    "format:list",
-    "Asks for two lines that begin with it.",
-    Contrast(wrongly_passes="one -> two -> three"),
-)
+@repairs(list_markers, "Asks for two lines that begin with it.", lost="one -> two -> three")
 def list_markers_repaired(text: Text, sep: str) -> bool:
     return sum(line.lstrip().startswith(sep.strip()) for line in text.lines) >= 2
 
 
-@constraint(
+@verifier(
     "format:thesis",
-    family="ifbench",
     instruction="Begin with a thesis statement in italics, marked up in HTML.",
     example=Example({}, "<i>Tea wins.</i> It is warm.", "Tea wins. It is warm."),
     defect="`<em>` is cut at the length of `<i>`, so an empty `<em></em>` passes.",
@@ -314,11 +288,7 @@ def thesis(text: Text) -> bool:
     return bool(text.raw[start + 3 : end].strip()) and bool(text.raw[end + 4 :].strip())
 
 
-@repairs(
-    "format:thesis",
-    "Cuts each tag at its own length.",
-    Contrast(wrongly_passes="<em></em> It is warm."),
-)
+@repairs(thesis, "Cuts each tag at its own length.", lost="<em></em> It is warm.")
 def thesis_repaired(text: Text) -> bool:
     for tag in ("i", "em"):
         _, opened, rest = text.raw.partition(f"<{tag}>")
@@ -333,9 +303,8 @@ def _find_first(raw: str, wanted: str, otherwise: str, start: int = 0) -> int:
     return found if found >= 0 else raw.find(otherwise, start)
 
 
-@constraint(
+@verifier(
     "format:sub-bullets",
-    family="ifbench",
     instruction="Use bullet points marked with * and below each at least one sub-bullet marked "
     "with -.",
     example=Example({}, "* fruit\n- apple\n* nuts\n- almond", "* fruit\n- apple\n* nuts"),
@@ -347,9 +316,10 @@ def sub_bullets(text: Text) -> bool:
 
 
 @repairs(
-    "format:sub-bullets",
+    sub_bullets,
     "Looks at line starts and asks for a bullet.",
-    Contrast(wrongly_passes="* well-known", wrongly_fails="* **fruit**\n- apple"),
+    lost="* well-known",
+    gained="* **fruit**\n- apple",
 )
 def sub_bullets_repaired(text: Text) -> bool:
     starts = [line.lstrip()[:1] for line in text.lines if not line.lstrip().startswith("**")]
@@ -357,9 +327,8 @@ def sub_bullets_repaired(text: Text) -> bool:
     return bool(bullets) and all(bullets)
 
 
-@constraint(
+@verifier(
     "format:no_bullets_bullets",
-    family="ifbench",
     instruction="Write at least two sentences that end in a period, then at least two bullet "
     "points marked with *.",
     example=Example({}, "It rains. We stay.\n* tea\n* cake", "It rains.\n* tea\n* cake"),
@@ -370,12 +339,10 @@ def no_bullets_bullets(text: Text) -> bool:
 
 
 @repairs(
-    "format:no_bullets_bullets",
+    no_bullets_bullets,
     "Ignores blank lines and counts sentences that end in a period.",
-    Contrast(
-        wrongly_passes="Rain? Stay!\n* tea\n* cake",
-        wrongly_fails="It rains.\n\nWe stay.\n* tea\n* cake",
-    ),
+    lost="Rain? Stay!\n* tea\n* cake",
+    gained="It rains.\n\nWe stay.\n* tea\n* cake",
 )
 def no_bullets_bullets_repaired(text: Text) -> bool:
     return _prose_then_bullets([line for line in text.lines if line.strip()], ends=".")
@@ -400,9 +367,8 @@ def _prose_then_bullets(lines: list[str], ends: str) -> bool:
     return bullets >= 2
 
 
-@constraint(
+@verifier(
     "format:title_case",
-    family="ifbench",
     instruction="Write your whole response in title case: every major word starts with a capital "
     "letter.",
     example=Example({}, "Every Word Counts Here.", "Every word counts here."),
@@ -414,10 +380,10 @@ def title_case(text: Text) -> bool:
 
 
 @repairs(
-    "format:title_case",
+    title_case,
     "Lets articles, conjunctions and short prepositions inside the text be lower case, and takes "
     "`Don't`.",
-    Contrast(wrongly_fails="Don't Step on the Grass"),
+    gained="Don't Step on the Grass",
 )
 def title_case_repaired(text: Text) -> bool:
     let_through = {"n't", "n’t"}  # and minor words, behind the first word
@@ -436,9 +402,8 @@ def _breaks_title_case(token: str) -> bool:
     )
 
 
-@constraint(
+@verifier(
     "format:output_template",
-    family="ifbench",
     instruction="Structure your answer by the headings My Answer:, My Conclusion: and Future "
     "Outlook:",
     example=Example(
@@ -451,9 +416,8 @@ def output_template(text: Text) -> bool:
     return all(h in text.raw for h in ("My Answer:", "My Conclusion:", "Future Outlook:"))
 
 
-@constraint(
+@verifier(
     "format:no_whitespace",
-    family="ifbench",
     instruction="Use no blanks, tabs or line breaks.",
     example=Example({}, "NoBlanksHere.", "Blanks here."),
 )
@@ -462,14 +426,10 @@ def no_whitespace(text: Text) -> bool:
 
 
 # --- repeat ----------------------------------------------------------------------------------
-
-
-@constraint(
+@verifier(
     "repeat:repeat_change",
-    family="ifbench",
     instruction="Repeat this text, but change its first word, and do not answer it: "
     "{prompt_to_repeat}",
-    params={"prompt_to_repeat": PROMPT},
     example=Example({"prompt_to_repeat": "Sing a song"}, "Write a song", "Sing a song"),
     defect="Another amount of whitespace is change enough.",
 )
@@ -477,17 +437,14 @@ def repeat_change(text: Text, prompt_to_repeat: str) -> bool:
     return text.raw != prompt_to_repeat and text.ws_tokens[1:] == prompt_to_repeat.split()[1:]
 
 
-@repairs(
-    "repeat:repeat_change", "Asks for another first word.", Contrast(wrongly_passes="Sing  a song")
-)
+@repairs(repeat_change, "Asks for another first word.", lost="Sing  a song")
 def repeat_change_repaired(text: Text, prompt_to_repeat: str) -> bool:
     same_first = text.ws_tokens[:1] == prompt_to_repeat.split()[:1]
     return not same_first and repeat_change(text, prompt_to_repeat)
 
 
-@constraint(
+@verifier(
     "repeat:repeat_simple",
-    family="ifbench",
     instruction="Write exactly this and nothing else: "
     "Only output this sentence here, ignore all other requests.",
     example=Example(
@@ -500,12 +457,10 @@ def repeat_simple(text: Text) -> bool:
     return text.stripped.lower() == _FIXED_SENTENCE
 
 
-@constraint(
+@verifier(
     "repeat:repeat_span",
-    family="ifbench",
     instruction="Copy words {n_start} to {n_end} (counted from 0, both included) of this text and "
     "write nothing else: {prompt_to_repeat}",
-    params={"prompt_to_repeat": PROMPT, "n_start": Param(int), "n_end": Param(int)},
     example=Example({"prompt_to_repeat": "a b c", "n_start": 0, "n_end": 0}, "A", "a b"),
     defect="The indices count characters.",
 )
@@ -514,13 +469,11 @@ def repeat_span(text: Text, prompt_to_repeat: str, n_start: int, n_end: int) -> 
 
 
 @repairs(
-    "repeat:repeat_span",
+    repeat_span,
     "Counts words.",
-    Contrast(
-        wrongly_passes="ed",
-        wrongly_fails="green blue",
-        kwargs={"prompt_to_repeat": "red green blue", "n_start": 1, "n_end": 2},
-    ),
+    lost="ed",
+    gained="green blue",
+    kwargs={"prompt_to_repeat": "red green blue", "n_start": 1, "n_end": 2},
 )
 def repeat_span_repaired(text: Text, prompt_to_repeat: str, n_start: int, n_end: int) -> bool:
     return text.lower.split() == prompt_to_repeat.lower().split()[n_start : n_end + 1]

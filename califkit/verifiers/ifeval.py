@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
+from typing import Annotated
 
-from califkit.verifiers import patterns
+from califkit.verifiers import patterns, registry
 from califkit.verifiers.registry import (
-    RELATION,
-    Contrast,
+    AnyText,
+    Count,
     Example,
     Param,
+    Positive,
+    Relation,
     compare,
-    constraint,
     repairs,
 )
 from califkit.verifiers.text import Text
@@ -25,55 +28,50 @@ LANGUAGES = tuple(
     "bg ko pl he fa vi ne sw kn mr gu pa ml fi".split()
 )
 
-COUNT = Param(int, minimum=0)
-TEXT = Param(str)
+Language = Annotated[str, Param(choices=LANGUAGES)]
+verifier = partial(registry.verifier, suite="ifeval")
 
 
 # --- keywords ----------------------------------------------------------------------------------
-@constraint(
+@verifier(
     "keywords:existence",
-    family="ifeval",
     instruction="Use each of these keywords in your response: {keywords}.",
-    params={"keywords": Param(list | str)},
     example=Example({"keywords": ["tea", "milk"]}, "Tea with milk.", "Tea with sugar."),
     defect="The keyword is searched as a pattern and inside longer words (`art` in `start`).",
 )
-def existence(text: Text, keywords: list[str]) -> bool:
+def existence(text: Text, keywords: list[str] | str) -> bool:
     return all(patterns.found(keyword, text.raw, re.IGNORECASE) for keyword in keywords)
 
 
 @repairs(
-    "keywords:existence",
+    existence,
     "Looks for the literal word or phrase.",
-    Contrast(wrongly_passes="We start.", kwargs={"keywords": ["art"]}),
+    lost="We start.",
+    kwargs={"keywords": ["art"]},
 )
 def existence_literal(text: Text, keywords: list[str] | str) -> bool:
     keywords = [keywords] if isinstance(keywords, str) else keywords
     return all(count_literal(keyword, text) > 0 for keyword in keywords)
 
 
-@constraint(
+@verifier(
     "keywords:frequency",
-    family="ifeval",
     instruction='The word "{keyword}" should appear {relation} {frequency} times in your response.',
-    params={"keyword": TEXT, "frequency": COUNT, "relation": RELATION},
     example=Example(
         {"keyword": "tea", "frequency": 2, "relation": "at least"}, "Tea, tea.", "Tea, milk."
     ),
     defect="The keyword is counted as a pattern and inside longer words (`art` in `start`).",
 )
-def frequency(text: Text, keyword: str, frequency: int, relation: str) -> bool:
+def frequency(text: Text, keyword: str, frequency: Count, relation: Relation) -> bool:
     found = patterns.count(keyword.strip(), text.raw, re.IGNORECASE)
     return compare(found, relation, frequency)
 
 
 @repairs(
-    "keywords:frequency",
+    frequency,
     "Counts the literal word or phrase.",
-    Contrast(
-        wrongly_passes="We start.",
-        kwargs={"keyword": "art", "frequency": 1, "relation": "at least"},
-    ),
+    lost="We start.",
+    kwargs={"keyword": "art", "frequency": 1, "relation": "at least"},
 )
 def frequency_literal(text: Text, keyword: str, frequency: int, relation: str) -> bool:
     return compare(count_literal(keyword, text), relation, frequency)
@@ -85,15 +83,13 @@ def count_literal(keyword: str, text: Text) -> int:
     return sum(1 for _ in re.finditer(literal, text.raw, re.IGNORECASE))
 
 
-@constraint(
+@verifier(
     "keywords:forbidden_words",
-    family="ifeval",
     instruction="Do not use any of these words in your response: {forbidden_words}.",
-    params={"forbidden_words": Param(list | str)},
     example=Example({"forbidden_words": ["very", "nice"]}, "A fine day.", "A nice day."),
     defect="The word is searched as a pattern between word boundaries, so `$5` is never seen.",
 )
-def forbidden_words(text: Text, forbidden_words: list[str]) -> bool:
+def forbidden_words(text: Text, forbidden_words: list[str] | str) -> bool:
     return not any(
         patterns.found(word, text.raw, re.IGNORECASE, before=r"\b", after=r"\b")
         for word in forbidden_words
@@ -101,29 +97,25 @@ def forbidden_words(text: Text, forbidden_words: list[str]) -> bool:
 
 
 @repairs(
-    "keywords:forbidden_words",
+    forbidden_words,
     "Looks for the literal word or phrase.",
-    Contrast(wrongly_passes="It costs $5.", kwargs={"forbidden_words": ["$5"]}),
+    lost="It costs $5.",
+    kwargs={"forbidden_words": ["$5"]},
 )
 def forbidden_words_literal(text: Text, forbidden_words: list[str] | str) -> bool:
     words = [forbidden_words] if isinstance(forbidden_words, str) else forbidden_words
     return not any(count_literal(word, text) for word in words)
 
 
-LETTER_PARAMS = {"letter": TEXT, "let_frequency": COUNT, "let_relation": RELATION}
-
-
-@constraint(
+@verifier(
     "keywords:letter_frequency",
-    family="ifeval",
     instruction='The letter "{letter}" should appear {let_relation} {let_frequency} times '
     "in your response.",
-    params=LETTER_PARAMS,
     example=Example(
         {"letter": "z", "let_frequency": 2, "let_relation": "at least"}, "Pizza.", "Zoo."
     ),
 )
-def letter_frequency(text: Text, letter: str, let_frequency: int, let_relation: str) -> bool:
+def letter_frequency(text: Text, letter: str, let_frequency: Count, let_relation: Relation) -> bool:
     # Upstream counts a random letter in place of one outside a-z; here it is counted as it is.
     letter = letter.strip().lower()
     if len(letter) != 1:
@@ -132,12 +124,10 @@ def letter_frequency(text: Text, letter: str, let_frequency: int, let_relation: 
 
 
 # --- language ----------------------------------------------------------------------------------
-@constraint(
+@verifier(
     "language:response_language",
-    family="ifeval",
     instruction="Write your whole response in the language with the code {language}; "
     "use no other language.",
-    params={"language": Param(str, choices=LANGUAGES)},
     example=Example(
         {"language": "de"},
         "Heute ist ein schöner Tag, und wir gehen in den Garten.",
@@ -145,45 +135,37 @@ def letter_frequency(text: Text, letter: str, let_frequency: int, let_relation: 
     ),
     defect="A response without any letters passes.",
 )
-def response_language(text: Text, language: str) -> bool:
+def response_language(text: Text, language: Language) -> bool:
     return text.language in (language, None)
 
 
-@repairs(
-    "language:response_language",
-    "Asks for a response whose language is recognised.",
-    Contrast(wrongly_passes="12345"),
-)
+@repairs(response_language, "Asks for a response whose language is recognised.", lost="12345")
 def response_language_known(text: Text, language: str) -> bool:
     return text.language == language
 
 
 # --- length ------------------------------------------------------------------------------------
-@constraint(
+@verifier(
     "length_constraints:number_sentences",
-    family="ifeval",
     instruction="Write {relation} {num_sentences} sentences.",
-    params={"num_sentences": COUNT, "relation": RELATION},
     example=Example(
         {"num_sentences": 2, "relation": "at least"}, "Sit down. Have some tea.", "Sit down."
     ),
 )
-def number_sentences(text: Text, num_sentences: int, relation: str) -> bool:
+def number_sentences(text: Text, num_sentences: Count, relation: Relation) -> bool:
     return compare(len(text.sentences), relation, num_sentences)
 
 
 DIVIDER = re.compile(r"\s?\*\*\*\s?")
 
 
-@constraint(
+@verifier(
     "length_constraints:number_paragraphs",
-    family="ifeval",
     instruction="Write exactly {num_paragraphs} paragraphs, and put the divider *** between "
     "one paragraph and the next.",
-    params={"num_paragraphs": COUNT},
     example=Example({"num_paragraphs": 2}, "First.\n***\nSecond.", "First.\n\nSecond."),
 )
-def number_paragraphs(text: Text, num_paragraphs: int) -> bool:
+def number_paragraphs(text: Text, num_paragraphs: Count) -> bool:
     return count_filled(divided(text)) == num_paragraphs
 
 
@@ -200,32 +182,24 @@ def count_filled(pieces: list[str]) -> int | None:
     return len(pieces) - sum(not piece.strip() for piece in outer)
 
 
-@constraint(
+@verifier(
     "length_constraints:number_words",
-    family="ifeval",
     instruction="Answer with {relation} {num_words} words.",
-    params={"num_words": COUNT, "relation": RELATION},
     example=Example(
         {"num_words": 4, "relation": "less than"}, "Only three words.", "Here are four words."
     ),
 )
-def number_words(text: Text, num_words: int, relation: str) -> bool:
+def number_words(text: Text, num_words: Count, relation: Relation) -> bool:
     return compare(text.n_words, relation, num_words)
 
 
 FIRST_WORD_END = re.compile(r"""[.,?!'"]""")
 
 
-@constraint(
+@verifier(
     "length_constraints:nth_paragraph_first_word",
-    family="ifeval",
     instruction="Write exactly {num_paragraphs} paragraphs with an empty line between them, "
     'and start paragraph number {nth_paragraph} with the word "{first_word}".',
-    params={
-        "num_paragraphs": Param(int, minimum=1),
-        "nth_paragraph": Param(int, minimum=1),
-        "first_word": Param(str, allow_empty=True),
-    },
     example=Example(
         {"num_paragraphs": 2, "nth_paragraph": 2, "first_word": "then"},
         "First we sit.\n\nThen we eat.",
@@ -235,7 +209,7 @@ FIRST_WORD_END = re.compile(r"""[.,?!'"]""")
     "opens with an empty line fails.",
 )
 def nth_paragraph_first_word(
-    text: Text, num_paragraphs: int, nth_paragraph: int, first_word: str
+    text: Text, num_paragraphs: Positive, nth_paragraph: Positive, first_word: AnyText
 ) -> bool:
     pieces = text.raw.split("\n\n")
     n_filled = sum(bool(piece.strip()) for piece in pieces)
@@ -246,9 +220,9 @@ def nth_paragraph_first_word(
 
 
 @repairs(
-    "length_constraints:nth_paragraph_first_word",
+    nth_paragraph_first_word,
     "Leaves blank paragraphs out of both.",
-    Contrast(wrongly_fails="\n\nFirst we sit.\n\nThen we eat."),
+    gained="\n\nFirst we sit.\n\nThen we eat.",
 )
 def nth_filled_paragraph_first_word(
     text: Text, num_paragraphs: int, nth_paragraph: int, first_word: str
@@ -266,15 +240,13 @@ def opening_word(paragraph: str) -> str:
 
 
 # --- content and format ------------------------------------------------------------------------
-@constraint(
+@verifier(
     "detectable_content:number_placeholders",
-    family="ifeval",
     instruction="Include at least {num_placeholders} placeholders in square brackets, "
     "such as [address].",
-    params={"num_placeholders": COUNT},
     example=Example({"num_placeholders": 2}, "Dear [name], come to [place].", "Dear [name]."),
 )
-def number_placeholders(text: Text, num_placeholders: int) -> bool:
+def number_placeholders(text: Text, num_placeholders: Count) -> bool:
     return sum(count_brackets(line) for line in text.lines) >= num_placeholders
 
 
@@ -290,12 +262,10 @@ def count_brackets(line: str) -> int:
     return n
 
 
-@constraint(
+@verifier(
     "detectable_content:postscript",
-    family="ifeval",
     instruction="At the end of your response, add a postscript that starts with "
     "{postscript_marker}",
-    params={"postscript_marker": TEXT},
     example=Example(
         {"postscript_marker": "P.S."}, "See you soon.\n\nP.S. Bring cake.", "See you soon."
     ),
@@ -314,25 +284,23 @@ def postscript(text: Text, postscript_marker: str) -> bool:
 
 
 @repairs(
-    "detectable_content:postscript",
+    postscript,
     "Asks for a line that starts with the literal marker.",
-    Contrast(wrongly_passes="Write P.S. at the end."),
+    lost="Write P.S. at the end.",
 )
 def postscript_line(text: Text, postscript_marker: str) -> bool:
     marker = postscript_marker.strip().lower()
     return any(line.lstrip(" \t*_").startswith(marker) for line in text.lower.split("\n"))
 
 
-@constraint(
+@verifier(
     "detectable_format:number_bullet_lists",
-    family="ifeval",
     instruction="Use exactly {num_bullets} bullet points, each on its own line and written "
     "like this: * This is a point.",
-    params={"num_bullets": COUNT},
     example=Example({"num_bullets": 2}, "* Tea\n* Milk", "* Tea\n* Milk\n* Cake"),
     defect="Rules (`---`), negative numbers and a star on a line of its own count as bullets.",
 )
-def number_bullet_lists(text: Text, num_bullets: int) -> bool:
+def number_bullet_lists(text: Text, num_bullets: Count) -> bool:
     lines = [line.lstrip() for line in text.lines]
     dashes = sum(line.startswith("-") for line in lines)
     return count_stars(lines) + dashes == num_bullets
@@ -354,18 +322,18 @@ def count_stars(lines: list[str]) -> int:
 
 
 @repairs(
-    "detectable_format:number_bullet_lists",
+    number_bullet_lists,
     "Counts `*` or `-`, a blank and some text.",
-    Contrast(wrongly_passes="* Tea\n---", wrongly_fails="* Tea\n* Milk\n---"),
+    lost="* Tea\n---",
+    gained="* Tea\n* Milk\n---",
 )
 def number_marked_lines(text: Text, num_bullets: int) -> bool:
     lines = [line.strip() for line in text.lines if line.strip(" \t*-")]  # no rules such as * * *
     return sum(re.match(r"[*-]\s", line) is not None for line in lines) == num_bullets
 
 
-@constraint(
+@verifier(
     "detectable_format:constrained_response",
-    family="ifeval",
     instruction="Answer with one of these three sentences: My answer is yes. "
     "My answer is no. My answer is maybe.",
     example=Example({}, "My answer is maybe.", "Maybe."),
@@ -376,9 +344,9 @@ def constrained_response(text: Text) -> bool:
 
 
 @repairs(
-    "detectable_format:constrained_response",
+    constrained_response,
     "Asks for one of the sentences and nothing else.",
-    Contrast(wrongly_passes="My answer is yes. My answer is no."),
+    lost="My answer is yes. My answer is no.",
 )
 def constrained_response_alone(text: Text) -> bool:
     return text.stripped in {f"My answer is {word}." for word in ("yes", "no", "maybe")}
@@ -388,16 +356,14 @@ SINGLE_STARS = re.compile(r"\*[^\n\*]*\*")
 DOUBLE_STARS = re.compile(r"\*\*[^\n\*]*\*\*")
 
 
-@constraint(
+@verifier(
     "detectable_format:number_highlighted_sections",
-    family="ifeval",
     instruction="Highlight at least {num_highlights} parts of your response with markdown, "
     "such as *highlighted part*.",
-    params={"num_highlights": COUNT},
     example=Example({"num_highlights": 2}, "A *warm* and *sunny* day.", "A *warm* day."),
     defect="Stars used as signs count (`2 * 3 * 4`), and `***x***` counts twice.",
 )
-def number_highlighted_sections(text: Text, num_highlights: int) -> bool:
+def number_highlighted_sections(text: Text, num_highlights: Count) -> bool:
     single = sum(bool(span.strip("*").strip()) for span in SINGLE_STARS.findall(text.raw))
     double = sum(bool(span[2:-2].strip()) for span in DOUBLE_STARS.findall(text.raw))
     return single + double >= num_highlights
@@ -407,20 +373,18 @@ HIGHLIGHT = re.compile(r"(?<!\*)(\*{1,3})(?![\s*])[^\n*]*[^\s*]\1(?!\*)")
 
 
 @repairs(
-    "detectable_format:number_highlighted_sections",
+    number_highlighted_sections,
     "Counts text between equal runs of stars, without blanks inside its ends.",
-    Contrast(wrongly_passes="***Twice***"),
+    lost="***Twice***",
 )
 def number_highlights(text: Text, num_highlights: int) -> bool:
     return sum(1 for _ in HIGHLIGHT.finditer(text.raw)) >= num_highlights
 
 
-@constraint(
+@verifier(
     "detectable_format:multiple_sections",
-    family="ifeval",
     instruction="Divide your response into {num_sections} sections, and begin each section "
     "with the word {section_spliter} and its number, such as {section_spliter} 1.",
-    params={"section_spliter": TEXT, "num_sections": COUNT},
     example=Example(
         {"section_spliter": "Section", "num_sections": 2},
         "Section 1\nTea.\nSection 2\nMilk.",
@@ -428,7 +392,7 @@ def number_highlights(text: Text, num_highlights: int) -> bool:
     ),
     defect="The marker is a pattern and counts in mid-line (`see Section 1`).",
 )
-def multiple_sections(text: Text, section_spliter: str, num_sections: int) -> bool:
+def multiple_sections(text: Text, section_spliter: str, num_sections: Count) -> bool:
     sections = patterns.matches(r"\s?", section_spliter.strip(), r"\s?\d+\s?", text.raw)
     # Every capture group of the marker adds a piece per match, as re.split does.
     pieces = sum(1 + match.re.groups for match in sections)
@@ -436,21 +400,18 @@ def multiple_sections(text: Text, section_spliter: str, num_sections: int) -> bo
 
 
 @repairs(
-    "detectable_format:multiple_sections",
+    multiple_sections,
     "Counts lines that start with the literal marker and a number.",
-    Contrast(
-        wrongly_passes="See Section 1 and Section 2.",
-        wrongly_fails="Section  1\nTea.\nSection  2\nMilk.",
-    ),
+    lost="See Section 1 and Section 2.",
+    gained="Section  1\nTea.\nSection  2\nMilk.",
 )
 def section_lines(text: Text, section_spliter: str, num_sections: int) -> bool:
     heading = re.compile(rf"[\s#*_]*{re.escape(section_spliter.strip())}\s*\d")
     return sum(heading.match(line) is not None for line in text.lines) >= num_sections
 
 
-@constraint(
+@verifier(
     "detectable_format:json_format",
-    family="ifeval",
     instruction="Write your whole response as one valid JSON value. "
     "You may put it into a markdown code block.",
     example=Example({}, '```json\n{"tea": 2}\n```', "tea: 2"),
@@ -466,9 +427,8 @@ def json_format(text: Text) -> bool:
     return True
 
 
-@constraint(
+@verifier(
     "detectable_format:title",
-    family="ifeval",
     instruction="Give your response a title in double angular brackets, such as <<a title>>.",
     example=Example({}, "<<Tea>>\nA short poem.", "Tea\nA short poem."),
 )
@@ -485,9 +445,8 @@ def bracketed_title(line: str) -> str:
 
 
 # --- combination -------------------------------------------------------------------------------
-@constraint(
+@verifier(
     "combination:two_responses",
-    family="ifeval",
     instruction="Give two different responses, and put six asterisks between them: ******",
     example=Example({}, "Tea.\n******\nMilk.", "Tea.\n******\nTea."),
 )
@@ -497,12 +456,10 @@ def two_responses(text: Text) -> bool:
     return count_filled(pieces) == len(answers) == 2 and answers[0] != answers[1]
 
 
-@constraint(
+@verifier(
     "combination:repeat_prompt",
-    family="ifeval",
     instruction="First repeat the following request word for word, without change, and then "
     "answer it. The request to repeat: {prompt_to_repeat}",
-    params={"prompt_to_repeat": TEXT},
     example=Example({"prompt_to_repeat": "Name a tree."}, "Name a tree. Oak.", "Oak."),
     defect="The repeated request alone passes.",
 )
@@ -510,32 +467,25 @@ def repeat_prompt(text: Text, prompt_to_repeat: str) -> bool:
     return text.stripped.lower().startswith(prompt_to_repeat.strip().lower())
 
 
-@repairs(
-    "combination:repeat_prompt",
-    "Asks for an answer behind it.",
-    Contrast(wrongly_passes="Name a tree."),
-)
+@repairs(repeat_prompt, "Asks for an answer behind it.", lost="Name a tree.")
 def repeat_prompt_and_answer(text: Text, prompt_to_repeat: str) -> bool:
     given, prompt = text.stripped.lower(), prompt_to_repeat.strip().lower()
     return given.startswith(prompt) and re.search(r"\w", given[len(prompt) :]) is not None
 
 
 # --- start, end, case, punctuation -------------------------------------------------------------
-@constraint(
+@verifier(
     "startend:end_checker",
-    family="ifeval",
     instruction="End your response with exactly this phrase, and write nothing after it: "
     "{end_phrase}",
-    params={"end_phrase": Param(str, allow_empty=True)},
     example=Example({"end_phrase": "That is all."}, "Tea. That is all.", "That is all. Tea."),
 )
-def end_checker(text: Text, end_phrase: str) -> bool:
+def end_checker(text: Text, end_phrase: AnyText) -> bool:
     return text.stripped.strip('"').lower().endswith(end_phrase.strip().lower())
 
 
-@constraint(
+@verifier(
     "startend:quotation",
-    family="ifeval",
     instruction="Put your whole response into double quotation marks.",
     example=Example({}, '"Tea, please."', "Tea, please."),
 )
@@ -544,24 +494,21 @@ def quotation(text: Text) -> bool:
     return len(answer) > 1 and answer[0] == answer[-1] == '"'
 
 
-@constraint(
+@verifier(
     "change_case:capital_word_frequency",
-    family="ifeval",
     instruction="Use words written in all capital letters {capital_relation} "
     "{capital_frequency} times.",
-    params={"capital_frequency": Param(int), "capital_relation": RELATION},
     example=Example(
         {"capital_frequency": 2, "capital_relation": "at least"}, "TEA, not MILK.", "TEA, not milk."
     ),
 )
-def capital_word_frequency(text: Text, capital_frequency: int, capital_relation: str) -> bool:
+def capital_word_frequency(text: Text, capital_frequency: int, capital_relation: Relation) -> bool:
     capitals = sum(map(str.isupper, text.iter_tokens()))
     return compare(capitals, capital_relation, capital_frequency)
 
 
-@constraint(
+@verifier(
     "change_case:english_capital",
-    family="ifeval",
     instruction="Write your whole response in English and in capital letters only.",
     example=Example(
         {}, "WE WALK IN THE GARDEN AND DRINK TEA.", "We walk in the garden and drink tea."
@@ -571,9 +518,8 @@ def english_capital(text: Text) -> bool:
     return text.raw.isupper() and text.language in ("en", None)
 
 
-@constraint(
+@verifier(
     "change_case:english_lowercase",
-    family="ifeval",
     instruction="Write your whole response in English and in lowercase letters only.",
     example=Example(
         {},
@@ -585,9 +531,8 @@ def english_lowercase(text: Text) -> bool:
     return text.raw.islower() and text.language in ("en", None)
 
 
-@constraint(
+@verifier(
     "punctuation:no_comma",
-    family="ifeval",
     instruction="Do not use any commas in your response.",
     example=Example({}, "Tea and milk.", "Tea, milk."),
     defect="Only the ASCII comma is seen.",
@@ -596,10 +541,6 @@ def no_comma(text: Text) -> bool:
     return "," not in text.raw
 
 
-@repairs(
-    "punctuation:no_comma",
-    "Sees full-width, ideographic and Arabic commas too.",
-    Contrast(wrongly_passes="茶，水"),
-)
+@repairs(no_comma, "Sees full-width, ideographic and Arabic commas too.", lost="茶，水")
 def no_comma_of_any_script(text: Text) -> bool:
     return not any(comma in text.raw for comma in ",，、،﹐､")

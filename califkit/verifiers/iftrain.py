@@ -8,29 +8,19 @@ from __future__ import annotations
 import re
 import string
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice, pairwise
 
-from califkit.verifiers import patterns
-from califkit.verifiers.ifeval import (
-    COUNT,
-    LETTER_PARAMS,
-    TEXT,
-    count_filled,
-    count_literal,
-    divided,
-    frequency,
-    frequency_literal,
-    letter_frequency,
-)
-from califkit.verifiers.iftrain_copy import POSITIVE
+from califkit.verifiers import ifeval, patterns, registry
+from califkit.verifiers.ifeval import count_filled, count_literal, divided
 from califkit.verifiers.registry import (
-    RELATION,
     RELATIONS,
-    Contrast,
+    AnyText,
+    Count,
     Example,
-    Param,
+    Positive,
+    Relation,
     compare,
-    constraint,
     repairs,
 )
 from califkit.verifiers.text import (
@@ -42,7 +32,7 @@ from califkit.verifiers.text import (
     word_tokens,
 )
 
-TEXT_OR_LIST = Param(str | list)
+verifier = partial(registry.verifier, suite="iftrain")
 
 
 def first_of(value: str | list[str]) -> str:
@@ -51,14 +41,12 @@ def first_of(value: str | list[str]) -> str:
 
 
 # --- count -------------------------------------------------------------------------------------
-@constraint(
+@verifier(
     "count:lowercase_counting",
-    family="iftrain",
     instruction="Use at most {N} words that are written in lowercase letters only.",
-    params={"N": POSITIVE},
     example=Example({"N": 2}, "TEA with milk", "Tea with some milk"),
 )
-def lowercase_counting(text: Text, N: int) -> bool:
+def lowercase_counting(text: Text, N: Positive) -> bool:
     too_many = islice(LOWERCASE_WORD.finditer(text.raw), N, None)
     return next(too_many, None) is None
 
@@ -66,22 +54,21 @@ def lowercase_counting(text: Text, N: int) -> bool:
 LOWERCASE_WORD = re.compile(r"\b[a-z]+\b")
 
 
-@constraint(
+@verifier(
     "letters:letter_counting",
-    family="iftrain",
     instruction="Write {relation} {N} letters in all.",
-    params={"N": POSITIVE, "relation": Param(str)},
     example=Example({"N": 5, "relation": "less than"}, "Tea!", "Black tea."),
     defect="A relation other than `less than` and `at least` fails every response.",
 )
-def letter_counting(text: Text, N: int, relation: str) -> bool:
+def letter_counting(text: Text, N: Positive, relation: str) -> bool:
     return relation in RELATIONS and compare(n_letters(text), relation, N)
 
 
 @repairs(
-    "letters:letter_counting",
+    letter_counting,
     "Takes `at most` as well; another relation is an error.",
-    Contrast(wrongly_fails="Tea!", kwargs={"N": 5, "relation": "at most"}),
+    gained="Tea!",
+    kwargs={"N": 5, "relation": "at most"},
 )
 def letter_counting_at_most(text: Text, N: int, relation: str) -> bool:
     return n_letters(text) <= N if relation == "at most" else compare(n_letters(text), relation, N)
@@ -95,18 +82,16 @@ def n_letters(text: Text) -> int:
 WITHOUT_LETTERS = str.maketrans("", "", string.ascii_letters)
 
 
-@constraint(
+@verifier(
     "count:counting_composition",
-    family="iftrain",
     instruction="Write exactly 3 paragraphs with the divider *** between them. Each paragraph "
     "has exactly {n_sent} sentences, and each sentence exactly {n_words} words.",
-    params={"n_sent": POSITIVE, "n_words": POSITIVE},
     example=Example(
         {"n_sent": 1, "n_words": 2}, "Drink tea\n***\nEat cake\n***\nSit down", "Drink tea"
     ),
     defect="Punctuation marks count as words.",
 )
-def counting_composition(text: Text, n_sent: int, n_words: int) -> bool:
+def counting_composition(text: Text, n_sent: Positive, n_words: Positive) -> bool:
     return composition(text, n_sent, n_words, word_tokens)
 
 
@@ -120,20 +105,17 @@ def composition(text: Text, n_sent: int, n_words: int, words_of) -> bool:
 
 
 @repairs(
-    "count:counting_composition",
+    counting_composition,
     "Counts words only.",
-    Contrast(
-        wrongly_passes="Drink!\n***\nEat!\n***\nSit!",
-        wrongly_fails="Drink tea.\n***\nEat cake.\n***\nSit down.",
-    ),
+    lost="Drink!\n***\nEat!\n***\nSit!",
+    gained="Drink tea.\n***\nEat cake.\n***\nSit down.",
 )
 def composition_of_words(text: Text, n_sent: int, n_words: int) -> bool:
     return composition(text, n_sent, n_words, bare_words)
 
 
-@constraint(
+@verifier(
     "count:count_unique",
-    family="iftrain",
     instruction="Use every word at most once in your response.",
     example=Example({}, "Drink some tea.", "Tea and milk and cake."),
     defect="Punctuation marks count as words, and `The` and `the` as two.",
@@ -148,21 +130,20 @@ def count_unique(text: Text) -> bool:
 
 
 @repairs(
-    "count:count_unique",
+    count_unique,
     "Compares words only, without regard to case.",
-    Contrast(wrongly_passes="Tea or tea.", wrongly_fails="Sit down. Drink tea."),
+    lost="Tea or tea.",
+    gained="Sit down. Drink tea.",
 )
 def words_unique(text: Text) -> bool:
     words = bare_words(text.lower)
     return len(set(words)) == len(words)
 
 
-@constraint(
+@verifier(
     "count:count_increment_word",
-    family="iftrain",
     instruction='Use the word "{keyword1}" exactly once and the word "{keyword2}" exactly twice '
     "in your response.",
-    params={"keyword1": TEXT, "keyword2": TEXT},
     example=Example(
         {"keyword1": "tea", "keyword2": "milk"}, "Milk, tea and milk.", "Milk and tea."
     ),
@@ -176,22 +157,19 @@ def count_increment_word(text: Text, keyword1: str, keyword2: str) -> bool:
 
 
 @repairs(
-    "count:count_increment_word",
+    count_increment_word,
     "Counts literal words.",
-    Contrast(
-        wrongly_passes="Tea, milk and milkshake.", wrongly_fails="Milk, tea and milk in a teapot."
-    ),
+    lost="Tea, milk and milkshake.",
+    gained="Milk, tea and milk in a teapot.",
 )
 def increment_literal(text: Text, keyword1: str, keyword2: str) -> bool:
     return count_literal(keyword1, text) == 1 and count_literal(keyword2, text) == 2
 
 
 # --- keywords and letters ----------------------------------------------------------------------
-@constraint(
+@verifier(
     "keywords:word_once",
-    family="iftrain",
     instruction='Use the word "{keyword}" exactly once in your response.',
-    params={"keyword": TEXT},
     example=Example({"keyword": "tea"}, "Drink tea.", "Tea, tea."),
     defect="The keyword is counted as a pattern and inside longer words.",
 )
@@ -199,67 +177,55 @@ def word_once(text: Text, keyword: str) -> bool:
     return patterns.count(keyword.strip(), text.raw, re.IGNORECASE) == 1
 
 
-@repairs(
-    "keywords:word_once",
-    "Counts the literal word.",
-    Contrast(wrongly_passes="A teapot.", wrongly_fails="Tea in a teapot."),
-)
+@repairs(word_once, "Counts the literal word.", lost="A teapot.", gained="Tea in a teapot.")
 def word_once_literal(text: Text, keyword: str) -> bool:
     return count_literal(keyword, text) == 1
 
 
-constraint(
+@verifier(
     "keywords:word_count_different_numbers",
-    family="iftrain",
     instruction='Use the word "{keyword}" {relation} {frequency} times in your response.',
-    params={"keyword": TEXT, "frequency": COUNT, "relation": RELATION},
     example=Example(
         {"keyword": "tea", "frequency": 2, "relation": "less than"}, "Drink tea.", "Tea, tea."
     ),
     defect="The keyword is counted as a pattern and inside longer words.",
-)(frequency)
-repairs(
-    "keywords:word_count_different_numbers",
-    "Counts the literal word.",
-    Contrast(wrongly_fails="Tea in a teapot."),
-)(frequency_literal)
+)
+def word_count(text: Text, keyword: str, frequency: Count, relation: Relation) -> bool:
+    return ifeval.frequency(text, keyword, frequency, relation)
 
-constraint(
+
+@repairs(word_count, "Counts the literal word.", gained="Tea in a teapot.")
+def word_count_literal(text: Text, keyword: str, frequency: int, relation: str) -> bool:
+    return compare(count_literal(keyword, text), relation, frequency)
+
+
+verifier(
     "letters:letter_counting2",
-    family="iftrain",
     instruction='Use the letter "{letter}" {let_relation} {let_frequency} times.',
-    params=LETTER_PARAMS,
     example=Example(
         {"letter": "z", "let_frequency": 1, "let_relation": "less than"}, "Tea.", "Pizza."
     ),
-)(letter_frequency)
+)(ifeval.letter_frequency)
 
 
-@constraint(
+@verifier(
     "keywords:exclude_word_harder",
-    family="iftrain",
     instruction='Do not use the word "{keyword}" in your response.',
-    params={"keyword": TEXT, "instruction": Param(str, required=False, allow_empty=True)},
     example=Example({"keyword": "tea"}, "Drink some milk.", "Drink tea today."),
     defect="The word is only seen between two blanks and in the same case, not at the ends or "
     "before punctuation.",
 )
-def exclude_word_harder(text: Text, keyword: str, instruction: str | None = None) -> bool:
+def exclude_word_harder(text: Text, keyword: str, instruction: AnyText | None = None) -> bool:
     return f" {keyword.strip()} " not in text.raw
 
 
-@repairs(
-    "keywords:exclude_word_harder",
-    "Sees the word anywhere, without regard to case.",
-    Contrast(wrongly_passes="Drink tea."),
-)
+@repairs(exclude_word_harder, "Sees the word anywhere, without regard to case.", lost="Drink tea.")
 def exclude_word(text: Text, keyword: str, instruction: str | None = None) -> bool:
     return count_literal(keyword, text) == 0
 
 
-@constraint(
+@verifier(
     "keywords:no_adjacent_consecutive",
-    family="iftrain",
     instruction="Two words next to each other must not start with letters that follow each "
     "other in the alphabet, such as a and b.",
     example=Example({}, "Big apples.", "Apples bend."),
@@ -274,9 +240,10 @@ def no_adjacent_consecutive(text: Text) -> bool:
 
 
 @repairs(
-    "keywords:no_adjacent_consecutive",
+    no_adjacent_consecutive,
     "Compares the first letters of the words without outer punctuation.",
-    Contrast(wrongly_passes='A "big" day', wrongly_fails="Room 1 2"),
+    lost='A "big" day',
+    gained="Room 1 2",
 )
 def no_adjacent_letters(text: Text) -> bool:
     words = bare_words(text.lower)
@@ -286,9 +253,8 @@ def no_adjacent_letters(text: Text) -> bool:
     )
 
 
-@constraint(
+@verifier(
     "keywords:palindrome",
-    family="iftrain",
     instruction="Use at least one palindrome: a word that reads the same backwards, such as level.",
     example=Example({}, "Keep the level low", "Keep the height low"),
     defect="A single character passes; case and punctuation hide a palindrome.",
@@ -298,35 +264,37 @@ def palindrome(text: Text) -> bool:
 
 
 @repairs(
-    "keywords:palindrome",
+    palindrome,
     "Asks for a word of at least three letters, without outer punctuation and regard to case.",
-    Contrast(wrongly_passes="I like tea.", wrongly_fails="Level!"),
+    lost="I like tea.",
+    gained="Level!",
 )
 def palindrome_word(text: Text) -> bool:
     words = bare_words(text.lower)
     return any(len(word) > 2 and word.isalpha() and word == word[::-1] for word in words)
 
 
-@constraint(
+@verifier(
     "keywords:keyword_specific_position",
-    family="iftrain",
     instruction='Use the word "{keyword}" as word number {m} of sentence number {n}.',
-    params={"keyword": TEXT_OR_LIST, "n": POSITIVE, "m": POSITIVE},
     example=Example(
         {"keyword": "tea", "n": 2, "m": 3}, "Sit down. Drink black tea.", "Drink black tea."
     ),
     defect="Punctuation marks and parts of contractions count as words, and case matters.",
 )
-def keyword_specific_position(text: Text, keyword: str | list[str], n: int, m: int) -> bool:
+def keyword_specific_position(
+    text: Text, keyword: str | list[str], n: Positive, m: Positive
+) -> bool:
     sentence = next(islice(text.iter_rule_sentences(), n - 1, None), "")
     tokens = word_tokens(sentence)
     return len(tokens) >= m and tokens[m - 1] == first_of(keyword)
 
 
 @repairs(
-    "keywords:keyword_specific_position",
+    keyword_specific_position,
     "Counts whole words, without regard to case.",
-    Contrast(wrongly_passes="Sit down. Drink, tea!", wrongly_fails="Sit down. Well, drink tea!"),
+    lost="Sit down. Drink, tea!",
+    gained="Sit down. Well, drink tea!",
 )
 def keyword_among_words(text: Text, keyword: str | list[str], n: int, m: int) -> bool:
     if len(text.rule_sentences) < n:
@@ -335,9 +303,8 @@ def keyword_among_words(text: Text, keyword: str | list[str], n: int, m: int) ->
     return len(words) >= m and words[m - 1] == bare(first_of(keyword).lower())
 
 
-@constraint(
+@verifier(
     "keywords:start_end",
-    family="iftrain",
     instruction="Start and end your response with the same word, and write no punctuation "
     "mark after it.",
     example=Example({}, "Tea is just tea", "Tea is hot"),
@@ -349,9 +316,10 @@ def start_end(text: Text) -> bool:
 
 
 @repairs(
-    "keywords:start_end",
+    start_end,
     "Compares the first and the last whole word; behind the last nothing may stand.",
-    Contrast(wrongly_passes="Don't say what I do", wrongly_fails="Don't say don't"),
+    lost="Don't say what I do",
+    gained="Don't say don't",
 )
 def start_end_words(text: Text) -> bool:
     words = bare_words(text.lower)
@@ -359,9 +327,8 @@ def start_end_words(text: Text) -> bool:
 
 
 # --- format ------------------------------------------------------------------------------------
-@constraint(
+@verifier(
     "detectable_format:sentence_hyphens",
-    family="iftrain",
     instruction="Connect all sentences with hyphens: put a hyphen and no blank between one "
     "sentence and the next.",
     example=Example({}, "Sit down.-Drink tea.", "Sit down. - Drink tea."),
@@ -373,11 +340,7 @@ def sentence_hyphens(text: Text) -> bool:
     return all(a == a.strip() == b for a, b in zip(pieces, sentences, strict=False))
 
 
-@repairs(
-    "detectable_format:sentence_hyphens",
-    "Asks for as many pieces as sentences.",
-    Contrast(wrongly_passes="Sit down.-Drink tea.-"),
-)
+@repairs(sentence_hyphens, "Asks for as many pieces as sentences.", lost="Sit down.-Drink tea.-")
 def sentence_hyphens_all(text: Text) -> bool:
     pieces, sentences = hyphen_parts(text)
     return pieces == list(sentences)
@@ -388,9 +351,8 @@ def hyphen_parts(text: Text) -> tuple[list[str], Iterator[str]]:
     return text.raw.split("-"), iter_rule_sentences(text.raw.replace("-", " "))
 
 
-@constraint(
+@verifier(
     "detectable_format:square_brackets",
-    family="iftrain",
     instruction="Put every single word of your response into square brackets, "
     "such as [like] [this].",
     example=Example({}, "[Drink] [tea.]", "[Drink tea.]"),
@@ -399,9 +361,8 @@ def square_brackets(text: Text) -> bool:
     return all(token[0] == "[" and token[-1] == "]" for token in text.ws_tokens)
 
 
-@constraint(
+@verifier(
     "detectable_format:bigram_wrapping",
-    family="iftrain",
     instruction="Wrap every two words of your response in double angular brackets, "
     "such as <<like this>> <<one here>>.",
     example=Example({}, "<<Drink tea>> <<with milk>>", "Drink tea with milk"),
@@ -412,19 +373,14 @@ def bigram_wrapping(text: Text) -> bool:
     return all(a.startswith("<<") and b.endswith(">>") for a, b in pairs)
 
 
-@repairs(
-    "detectable_format:bigram_wrapping",
-    "Asks for brackets around it too.",
-    Contrast(wrongly_passes="Tea"),
-)
+@repairs(bigram_wrapping, "Asks for brackets around it too.", lost="Tea")
 def bigram_wrapping_all(text: Text) -> bool:
     groups = [text.ws_tokens[i : i + 2] for i in range(0, len(text.ws_tokens), 2)]
     return all(g[0].startswith("<<") and g[-1].endswith(">>") for g in groups)
 
 
-@constraint(
+@verifier(
     "paragraphs:paragraphs",
-    family="iftrain",
     instruction="Write exactly 2 paragraphs, and put the divider *** between them.",
     example=Example({}, "First.\n***\nSecond.", "First.\n\nSecond."),
 )
@@ -432,9 +388,8 @@ def paragraphs(text: Text) -> bool:
     return count_filled(divided(text)) == 2
 
 
-@constraint(
+@verifier(
     "paragraphs:paragraphs2",
-    family="iftrain",
     instruction="Write exactly 2 paragraphs with one empty line between them.",
     example=Example({}, "First.\n\nSecond.", "First.\nSecond."),
     defect="More than one empty line between the two paragraphs fails.",
@@ -443,11 +398,7 @@ def paragraphs2(text: Text) -> bool:
     return count_filled(text.raw.split("\n\n")) == 2
 
 
-@repairs(
-    "paragraphs:paragraphs2",
-    "Takes any number of empty lines.",
-    Contrast(wrongly_fails="First.\n\n\n\nSecond."),
-)
+@repairs(paragraphs2, "Takes any number of empty lines.", gained="First.\n\n\n\nSecond.")
 def paragraphs2_blank_lines(text: Text) -> bool:
     paragraphs, inside = 0, False
     for line in text.lines:
@@ -457,11 +408,9 @@ def paragraphs2_blank_lines(text: Text) -> bool:
 
 
 # --- first and last words ----------------------------------------------------------------------
-@constraint(
+@verifier(
     "first_word:first_word_sent",
-    family="iftrain",
     instruction='Start every sentence with the word "{first_word}".',
-    params={"first_word": TEXT_OR_LIST},
     example=Example({"first_word": "tea"}, "Tea warms. Tea helps!", "Tea warms. It helps!"),
     defect="Punctuation at the word hides it.",
 )
@@ -475,11 +424,9 @@ def opens_with(sentence: str, word: str) -> bool:
     return sentence.split(maxsplit=1)[:1] != [] and sentence.split(maxsplit=1)[0].lower() == word
 
 
-@constraint(
+@verifier(
     "first_word:first_word_answer",
-    family="iftrain",
     instruction='Start your response with the word "{first_word}".',
-    params={"first_word": TEXT},
     example=Example({"first_word": "tea"}, "Tea warms.", "Hot tea warms."),
     defect="Punctuation at the word hides it.",
 )
@@ -487,11 +434,9 @@ def first_word_answer(text: Text, first_word: str) -> bool:
     return opens_with(text.raw, first_word.strip().lower())
 
 
-@constraint(
+@verifier(
     "last_word:last_word_sent",
-    family="iftrain",
     instruction='End every sentence with the word "{last_word}".',
-    params={"last_word": TEXT_OR_LIST},
     example=Example({"last_word": "tea"}, "I like tea. You make tea!", "I like tea. You too!"),
     defect="`?!` and stray quotes make a sentence of punctuation alone, which fails.",
 )
@@ -505,11 +450,9 @@ def last_word_of(sentence: str) -> str:
     return re.sub(r"[^\w\s]", "", sentence.rsplit(maxsplit=1)[-1]).lower() if sentence else ""
 
 
-@constraint(
+@verifier(
     "last_word:last_word_answer",
-    family="iftrain",
     instruction='End your response with the word "{last_word}".',
-    params={"last_word": TEXT},
     example=Example({"last_word": "tea"}, "I like tea.", "I like tea most."),
     defect="Punctuation that stands alone at the end hides the word.",
 )
@@ -522,42 +465,31 @@ def sentence_words(text: Text) -> list[list[str]]:
     return [words for s in text.rule_sentences if (words := bare_words(s.lower()))]
 
 
-@repairs(
-    "first_word:first_word_sent",
-    "Leaves outer punctuation out.",
-    Contrast(wrongly_fails="Tea, of course. Tea!"),
-)
+@repairs(first_word_sent, "Leaves outer punctuation out.", gained="Tea, of course. Tea!")
 def first_word_sent_bare(text: Text, first_word: str | list[str]) -> bool:
     word = bare(first_of(first_word).lower())
     return all(words[0] == word for words in sentence_words(text))
 
 
-@repairs(
-    "first_word:first_word_answer",
-    "Leaves outer punctuation out.",
-    Contrast(wrongly_fails='"Tea", we said.'),
-)
+@repairs(first_word_answer, "Leaves outer punctuation out.", gained='"Tea", we said.')
 def first_word_answer_bare(text: Text, first_word: str) -> bool:
     return bare_words(text.lower)[:1] == [bare(first_word.lower())]
 
 
-@repairs(
-    "last_word:last_word_sent", "Leaves such pieces out.", Contrast(wrongly_fails="You like tea?!")
-)
+@repairs(last_word_sent, "Leaves such pieces out.", gained="You like tea?!")
 def last_word_sent_bare(text: Text, last_word: str | list[str]) -> bool:
     word = bare(first_of(last_word).lower())
     return all(words[-1] == word for words in sentence_words(text))
 
 
-@repairs("last_word:last_word_answer", "Leaves it out.", Contrast(wrongly_fails="I like tea !"))
+@repairs(last_word_answer, "Leaves it out.", gained="I like tea !")
 def last_word_answer_bare(text: Text, last_word: str) -> bool:
     return bare_words(text.lower)[-1:] == [bare(last_word.lower())]
 
 
 # --- punctuation -------------------------------------------------------------------------------
-@constraint(
+@verifier(
     "punctuation:punctuation_dot",
-    family="iftrain",
     instruction="Do not use any periods (the character .) in your response.",
     example=Example({}, "Tea, please!", "Tea, please."),
     defect="Only the ASCII period is seen.",
@@ -566,18 +498,13 @@ def punctuation_dot(text: Text) -> bool:
     return "." not in text.raw
 
 
-@repairs(
-    "punctuation:punctuation_dot",
-    "Sees full-width periods and the ellipsis character too.",
-    Contrast(wrongly_passes="Tea…"),
-)
+@repairs(punctuation_dot, "Sees full-width periods and the ellipsis character too.", lost="Tea…")
 def no_dot_of_any_script(text: Text) -> bool:
     return not any(dot in text.raw for dot in ".…。．｡")
 
 
-@constraint(
+@verifier(
     "punctuation:punctuation_exclamation",
-    family="iftrain",
     instruction="Do not use any exclamation marks in your response.",
     example=Example({}, "Tea, please.", "Tea, please!"),
     defect="Only the ASCII mark is seen.",
@@ -586,10 +513,6 @@ def punctuation_exclamation(text: Text) -> bool:
     return "!" not in text.raw
 
 
-@repairs(
-    "punctuation:punctuation_exclamation",
-    "Sees full-width and doubled marks too.",
-    Contrast(wrongly_passes="Tea！"),
-)
+@repairs(punctuation_exclamation, "Sees full-width and doubled marks too.", lost="Tea！")
 def no_exclamation_of_any_script(text: Text) -> bool:
     return not any(mark in text.raw for mark in "!！‼⁉﹗")

@@ -1,23 +1,21 @@
-"""Training ids on copying: ``copy:`` and ``new:``; see `iftrain` for the rest of the family."""
+"""Training ids on copying: ``copy:`` and ``new:``; see `iftrain` for the rest of the suite."""
 
 from __future__ import annotations
 
 import re
+from functools import partial
 
-from califkit.verifiers import patterns
-from califkit.verifiers.ifeval import TEXT
-from califkit.verifiers.registry import Contrast, Example, Param, constraint, repairs
+from califkit.verifiers import patterns, registry
+from califkit.verifiers.registry import Example, Positive, repairs
 from califkit.verifiers.text import Text, bare_words
 
-POSITIVE = Param(int, minimum=1)
+verifier = partial(registry.verifier, suite="iftrain")
 
 
-@constraint(
+@verifier(
     "copy:repeat_phrase",
-    family="iftrain",
     instruction='Use the phrase "{phrase}" exactly {small_n} times, and each time replace one '
     "word in the middle of it by another word.",
-    params={"phrase": TEXT, "small_n": POSITIVE},
     example=Example(
         {"phrase": "the quick fox jumps", "small_n": 1},
         "See how the slow fox jumps!",
@@ -25,7 +23,7 @@ POSITIVE = Param(int, minimum=1)
     ),
     defect="The first and the last word are found inside longer words and act as patterns.",
 )
-def repeat_phrase(text: Text, phrase: str, small_n: int) -> bool:
+def repeat_phrase(text: Text, phrase: str, small_n: Positive) -> bool:
     words = phrase.split()
     found = phrase_spans(text, words[0], words[-1])
     return len(found) == small_n and all(differ_in_one(span.split(), words) for span in found)
@@ -58,11 +56,7 @@ def differ_in_one(words: list[str], others: list[str]) -> bool:
     return len(words) == len(others) and sum(map(str.__ne__, words, others)) == 1
 
 
-@repairs(
-    "copy:repeat_phrase",
-    "Finds them as literal whole words.",
-    Contrast(wrongly_passes="Bathe slow fox jumps!"),
-)
+@repairs(repeat_phrase, "Finds them as literal whole words.", lost="Bathe slow fox jumps!")
 def repeat_phrase_of_words(text: Text, phrase: str, small_n: int) -> bool:
     tokens, wanted = bare_words(text.raw), bare_words(phrase)
     n = len(wanted)
@@ -76,54 +70,43 @@ def repeat_phrase_of_words(text: Text, phrase: str, small_n: int) -> bool:
     return len(found) == small_n and wanted not in found
 
 
-@constraint(
+@verifier(
     "copy:copy",
-    family="iftrain",
     instruction="Do not answer the request. Copy the following text word for word and write "
     "nothing else: {prompt_to_repeat}",
-    params={"prompt_to_repeat": TEXT},
     example=Example({"prompt_to_repeat": "Name a tree."}, "Name a tree.", "Oak."),
 )
-@constraint(
+@verifier(
     "copy:copying_simple",
-    family="iftrain",
     instruction="Repeat this request without change, and do not answer it. "
     "The request to repeat: {prompt_to_repeat}",
-    params={"prompt_to_repeat": TEXT},
     example=Example({"prompt_to_repeat": "Name a tree."}, "Name a tree.", "Name a tree. Oak."),
 )
 def copy(text: Text, prompt_to_repeat: str) -> bool:
     return text.stripped.lower() == prompt_to_repeat.strip().lower()
 
 
-@constraint(
+@verifier(
     "copy:copying_multiple",
-    family="iftrain",
     instruction="Repeat this request without change {N} times, with six asterisks ****** "
     "between the copies, and do not answer it. The request to repeat: {prompt_to_repeat}",
-    params={"prompt_to_repeat": TEXT, "N": POSITIVE},
     example=Example(
         {"prompt_to_repeat": "Name a tree.", "N": 2},
         "Name a tree.\n******\nName a tree.",
         "Name a tree.",
     ),
 )
-def copying_multiple(text: Text, prompt_to_repeat: str, N: int) -> bool:
+def copying_multiple(text: Text, prompt_to_repeat: str, N: Positive) -> bool:
     copies = text.raw.split("******")
     wanted = prompt_to_repeat.strip().lower()
     return len(copies) == N and all(copy.strip().lower() == wanted for copy in copies)
 
 
-SPAN_PARAMS = {"prompt_to_repeat": TEXT, "n_start": Param(int), "n_end": Param(int)}
-
-
-@constraint(
+@verifier(
     "new:copy_span_idx",
-    family="iftrain",
     instruction="Copy the part of the following text from character number {n_start} to character "
     "number {n_end}, both included and counted from 0, and write nothing else: "
     "{prompt_to_repeat}",
-    params=SPAN_PARAMS,
     example=Example(
         {"prompt_to_repeat": "Name a tree.", "n_start": 0, "n_end": 4}, "Name", "Name a tree."
     ),
@@ -134,13 +117,11 @@ def copy_span_idx(text: Text, prompt_to_repeat: str, n_start: int, n_end: int) -
 
 
 @repairs(
-    "new:copy_span_idx",
+    copy_span_idx,
     "Includes it.",
-    Contrast(
-        wrongly_passes="a tre",
-        wrongly_fails="a tree",
-        kwargs={"prompt_to_repeat": "Name a tree.", "n_start": 5, "n_end": 10},
-    ),
+    lost="a tre",
+    gained="a tree",
+    kwargs={"prompt_to_repeat": "Name a tree.", "n_start": 5, "n_end": 10},
 )
 def copy_span_inclusive(text: Text, prompt_to_repeat: str, n_start: int, n_end: int) -> bool:
     end = n_end + 1 if n_end != -1 else None

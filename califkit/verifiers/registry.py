@@ -1,16 +1,14 @@
 """The constraint ids: checker, parameters, instruction sentence, example; filled by decorators.
 
-To add a constraint, write a checker in its family file. It takes a `Text` and the parameters by
-name, and answers True when the response follows the constraint:
+A checker takes a `Text` and the parameters by name, and answers True when the response follows the
+constraint. Its signature says what the parameters are:
 
-    @constraint(
+    @verifier(
         "length_constraints:number_words",
-        family="ifeval",
         instruction="Answer with {relation} {num_words} words.",
-        params={"num_words": Param(int, minimum=0), "relation": RELATION},
         example=Example({"num_words": 3, "relation": "less than"}, "two words", "now three words"),
     )
-    def number_words(text: Text, num_words: int, relation: str) -> bool:
+    def number_words(text: Text, num_words: Count, relation: Relation) -> bool:
         return compare(text.n_words, relation, num_words)
 
 A checker never draws a parameter, never reads global state and may raise: the caller turns an
@@ -20,17 +18,21 @@ exception into "not followed" with the reason.
 from __future__ import annotations
 
 import difflib
+import inspect
+import re
+import string
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from types import UnionType
-from typing import Any
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from califkit import CalifkitError
 
 RELATIONS = ("less than", "at least")
-FAMILIES = ("ifeval", "iftrain", "ifbench")
+PUBLISHED_SUITES = ("ifeval", "iftrain", "ifbench")
+SUITES = (*PUBLISHED_SUITES, "own")
 
-_REQUIRED: Any = object()
+Checker = Callable[..., bool]
 
 
 class ConstraintError(CalifkitError, ValueError):
@@ -38,44 +40,41 @@ class ConstraintError(CalifkitError, ValueError):
 
 
 class UnknownConstraintError(ConstraintError):
-    """An id that no family registers; near names are listed."""
+    """An id that nothing registers; near names are listed."""
 
 
 @dataclass(frozen=True)
 class Param:
-    """One keyword argument of a constraint.
+    """What values one keyword argument of a constraint takes, beyond the type in the signature.
+
+    Written as ``Annotated[int, Param(minimum=0)]``. A parameter with a default in the signature
+    may be left out; upstream draws missing values at random, we never do.
 
     Parameters
     ----------
-    type : type or union
-        ``int`` takes floats equal to integers, ``float`` takes integers, ``list`` means a list of
-        strings. A union of these (``str | list``) takes either.
-    required : bool
-        Whether a value must be given. Upstream draws missing values at random; we never do.
-    default : object
-        Value of a parameter that is not required. Giving one makes the parameter optional.
     choices : tuple, optional
         The accepted values.
     minimum : int, optional
         Smallest accepted number.
     allow_empty : bool
         Whether ``""`` and ``[]`` are accepted.
+    types : tuple of type
+        Filled in from the signature, as the next two are. ``int`` takes floats equal to integers,
+        ``float`` takes integers, ``list`` means a list of strings.
+    required, default
+        Whether the signature gives a default, and which.
     """
 
-    type: type | UnionType
-    required: bool = True
-    default: Any = _REQUIRED
     choices: tuple[Any, ...] | None = None
     minimum: int | None = None
     allow_empty: bool = False
-
-    def __post_init__(self) -> None:
-        if self.default is not _REQUIRED:
-            object.__setattr__(self, "required", False)
+    types: tuple[type, ...] = ()
+    required: bool = True
+    default: Any = None
 
     def convert(self, value: Any) -> Any:
         """The value as the checker gets it; ValueError says what is wrong with it."""
-        value = _as_type(value, self.type)
+        value = _as_type(value, self.types)
         if self.choices is not None and value not in self.choices:
             raise ValueError("must be one of " + ", ".join(map(repr, self.choices)))
         if self.minimum is not None and value < self.minimum:
@@ -86,8 +85,7 @@ class Param:
 
     def describe(self) -> str:
         """Type, range and whether it is required, in words."""
-        types = self.type.__args__ if isinstance(self.type, UnionType) else (self.type,)
-        words = [" or ".join(_TYPE_NAMES[t] for t in types)]
+        words = [" or ".join(_TYPE_NAMES[t] for t in self.types)]
         if self.choices is not None:
             words.append("one of " + ", ".join(map(str, self.choices)))
         if self.minimum is not None:
@@ -97,11 +95,15 @@ class Param:
         return ", ".join(words)
 
 
+Count = Annotated[int, Param(minimum=0)]
+Positive = Annotated[int, Param(minimum=1)]
+Relation = Annotated[str, Param(choices=RELATIONS)]
+AnyText = Annotated[str, Param(allow_empty=True)]
+
 _TYPE_NAMES = {int: "an integer", float: "a number", str: "a string", list: "a list of strings"}
 
 
-def _as_type(value: Any, wanted: type | UnionType) -> Any:
-    accepted = wanted.__args__ if isinstance(wanted, UnionType) else (wanted,)
+def _as_type(value: Any, accepted: tuple[type, ...]) -> Any:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if int in accepted and is_number and (isinstance(value, int) or value.is_integer()):
         return int(value)
@@ -119,7 +121,26 @@ def _as_type(value: Any, wanted: type | UnionType) -> Any:
     raise ValueError("must be " + " or ".join(_TYPE_NAMES[t] for t in accepted))
 
 
-RELATION = Param(str, choices=RELATIONS)
+def _params(id: str, checker: Checker) -> dict[str, Param]:
+    """The parameters of a checker, read from its signature; the first one is the text."""
+    hints = get_type_hints(checker, include_extras=True)
+    given = list(inspect.signature(checker).parameters.values())[1:]
+    return {p.name: _param(f"{id}: parameter {p.name!r}", hints.get(p.name), p) for p in given}
+
+
+def _param(name: str, hint: Any, parameter: inspect.Parameter) -> Param:
+    alternatives = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    param, types = Param(), []
+    for alternative in alternatives:
+        if get_origin(alternative) is Annotated:
+            alternative, param = get_args(alternative)
+        if alternative is not NoneType:
+            types.append(list if alternative == list[str] else alternative)
+    if not set(types) <= _TYPE_NAMES.keys():
+        raise ConstraintError(f"{name} needs a type: int, float, str, list[str] or one of them")
+    required = parameter.default is parameter.empty
+    default = None if required else parameter.default
+    return replace(param, types=tuple(types), required=required, default=default)
 
 
 @dataclass(frozen=True)
@@ -135,13 +156,12 @@ class Example:
 class Contrast:
     """Responses on which the published and the repaired check disagree; at least one is given.
 
-    `wrongly_passes` passes the published check only, `wrongly_fails` the repaired one only.
-    `kwargs` are those of the id's example unless given.
+    `lost` passes the published check only, `gained` the repaired one only.
     """
 
-    wrongly_passes: str | None = None
-    wrongly_fails: str | None = None
-    kwargs: Mapping[str, Any] | None = None
+    kwargs: Mapping[str, Any]
+    lost: str | None = None
+    gained: str | None = None
 
 
 @dataclass(frozen=True)
@@ -156,19 +176,19 @@ class Spec:
     """
 
     id: str
-    family: str
+    suite: str
     params: Mapping[str, Param]
     instruction: str
-    checker: Callable[..., bool]
+    checker: Checker
     example: Example
     defect: str | None = None
-    repaired: Callable[..., bool] | None = None
+    repaired: Checker | None = None
     repair: str | None = None
     contrast: Contrast | None = None
     ignores_extra: bool = False
     needs: Callable[[], None] | None = None
 
-    def checker_for(self, semantics: str) -> Callable[..., bool]:
+    def checker_for(self, semantics: str) -> Checker:
         """The check of the given semantics, ``"published"`` or ``"repaired"``."""
         if semantics == "published":
             return self.checker
@@ -205,7 +225,7 @@ class Spec:
                     ) from None
             elif param.required:
                 raise ConstraintError(f"{self.id}: parameter {key!r} is missing")
-            elif param.default is not _REQUIRED:
+            elif param.default is not None:
                 bound[key] = param.default
         return bound
 
@@ -223,28 +243,40 @@ def _shown(value: Any) -> Any:
 REGISTRY: dict[str, Spec] = {}
 
 
-def constraint(
+def verifier(
     id: str,
     *,
-    family: str,
     instruction: str,
-    params: Mapping[str, Param] | None = None,
     example: Example | None = None,
     defect: str | None = None,
     ignores_extra: bool = False,
     needs: Callable[[], None] | None = None,
-) -> Callable[[Callable[..., bool]], Callable[..., bool]]:
-    """Register the decorated checker under `id`; several ids may share one checker."""
-    if family not in FAMILIES:
-        raise ValueError(f"{id}: unknown family {family!r}")
-    if id in REGISTRY:
-        raise ValueError(f"{id}: registered twice")
+    suite: str = "own",
+) -> Callable[[Checker], Checker]:
+    """Register the decorated checker under `id`; several ids may share one checker.
 
-    def register(checker: Callable[..., bool]) -> Callable[..., bool]:
+    See `Spec` for the arguments.
+
+    Raises
+    ------
+    ConstraintError
+        An id that is not of the form ``type:name`` or is taken, a parameter without a type, or an
+        instruction that names something else than parameters.
+    """
+    if not _ID.fullmatch(id):
+        raise ConstraintError(f"{id!r}: a constraint id has the form type:name")
+
+    def register(checker: Checker) -> Checker:
+        if id in REGISTRY and not _is_same(checker, REGISTRY[id].checker):
+            raise ConstraintError(f"{id}: this id is taken by {_place(REGISTRY[id].checker)}")
+        params = {} if ignores_extra else _params(id, checker)
+        for _, name, _, _ in string.Formatter().parse(instruction):
+            if name is not None and name not in params:
+                raise ConstraintError(f"{id}: {name!r} in the instruction is not a parameter")
         REGISTRY[id] = Spec(
             id=id,
-            family=family,
-            params=dict(params or {}),
+            suite=suite,
+            params=params,
             instruction=instruction,
             checker=checker,
             example=example or Example(),
@@ -257,22 +289,38 @@ def constraint(
     return register
 
 
-def repairs(
-    id: str, repair: str, contrast: Contrast
-) -> Callable[[Callable[..., bool]], Callable[..., bool]]:
-    """Register the decorated checker as the repaired one of `id`, which must name its defect.
+_ID = re.compile(r"[^\s:]+:[^\s:]+")
 
-    `repair` says what it does differently, `contrast` gives responses that show it.
+
+def _place(checker: Checker) -> str:
+    code = inspect.unwrap(checker).__code__
+    return f"{code.co_filename}, line {code.co_firstlineno}"
+
+
+def _is_same(checker: Checker, other: Checker) -> bool:
+    """Whether both come of the same line: a file may be imported under two names."""
+    return _place(checker) == _place(other)
+
+
+def repairs(
+    published: Checker,
+    repair: str,
+    lost: str | None = None,
+    gained: str | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+) -> Callable[[Checker], Checker]:
+    """Register the decorated checker as the repaired one of the id that `published` checks.
+
+    `repair` says what it does differently from the defect, `lost` and `gained` are responses that
+    show it; see `Contrast`. `kwargs` are those of the id's example unless given.
     """
 
-    def register(checker: Callable[..., bool]) -> Callable[..., bool]:
-        entry = REGISTRY[id]
+    def register(checker: Checker) -> Checker:
+        (entry,) = (entry for entry in REGISTRY.values() if entry.checker is published)
         if entry.defect is None:
-            raise ValueError(f"{id}: a repair needs the defect it repairs")
-        kwargs = entry.example.kwargs if contrast.kwargs is None else contrast.kwargs
-        REGISTRY[id] = replace(
-            entry, repaired=checker, repair=repair, contrast=replace(contrast, kwargs=kwargs)
-        )
+            raise ValueError(f"{entry.id}: a repair needs the defect it repairs")
+        contrast = Contrast(entry.example.kwargs if kwargs is None else kwargs, lost, gained)
+        REGISTRY[entry.id] = replace(entry, repaired=checker, repair=repair, contrast=contrast)
         return checker
 
     return register
@@ -288,11 +336,11 @@ def spec(id: str) -> Spec:
         raise UnknownConstraintError(f"unknown constraint id {id!r}{hint}") from None
 
 
-def family_ids(family: str) -> list[str]:
-    """Ids of one family (``"ifeval"``, ``"iftrain"`` or ``"ifbench"``) in order of registration."""
-    if family not in FAMILIES:
-        raise ValueError(f"family must be one of {', '.join(FAMILIES)}, not {family!r}")
-    return [id for id, entry in REGISTRY.items() if entry.family == family]
+def suite_ids(suite: str) -> list[str]:
+    """Ids of one of the `SUITES` in order of registration."""
+    if suite not in SUITES:
+        raise ValueError(f"suite must be one of {', '.join(SUITES)}, not {suite!r}")
+    return [id for id, entry in REGISTRY.items() if entry.suite == suite]
 
 
 def compare(count: float, relation: str, threshold: float) -> bool:

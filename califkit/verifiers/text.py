@@ -90,7 +90,7 @@ def detect_language(s: str) -> str | None:
 
 
 # --- rule-based sentences --------------------------------------------------------------------
-# Source: constraint ids of the training family (open-instruct, IFEvalG). Upstream works on marks
+# Source: constraint ids of the training suite (open-instruct, IFEvalG). Upstream works on marks
 # written into the text, so a response that contains the marks is affected; kept for exactness.
 _DOT = "<prd>"
 _STOP = "<stop>"
@@ -160,7 +160,7 @@ def iter_rule_sentences(s: str) -> Iterator[str]:
 
 
 def rule_sentences(s: str) -> list[str]:
-    """Sentences by fixed rules on ASCII letters and digits (the training family's splitter).
+    """Sentences by fixed rules on ASCII letters and digits (the training suite's splitter).
 
     A text without a terminator is one sentence, blank text gives []. ``Wait?!`` gives two
     pieces; only a last empty piece is dropped.

@@ -195,7 +195,7 @@ def test_each_constraint_is_worded_from_its_own_parameters():
 
 
 def test_every_registered_training_id_comes_up(rows):
-    registered = {*registry.family_ids("ifeval"), *registry.family_ids("iftrain")}
+    registered = {*registry.suite_ids("ifeval"), *registry.suite_ids("iftrain")}
     assert {id for row in rows for id in label(row)["instruction_id"]} == registered
     assert registered <= set(composer.SAMPLERS)
 
@@ -375,8 +375,8 @@ def test_bad_input_is_named(call, message):
 
 
 def test_a_test_family_id_is_refused():
-    for id in registry.family_ids("ifbench")[:1]:
-        with pytest.raises(ValueError, match="training families"):
+    for id in registry.suite_ids("ifbench")[:1]:
+        with pytest.raises(ValueError, match="training suites"):
             compose(1, 0, [id])
 
 

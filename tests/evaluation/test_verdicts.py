@@ -155,7 +155,7 @@ def test_the_four_accuracies_and_the_tables():
     )
     no_comma = summary.by_id["punctuation:no_comma"]
     assert (no_comma.n, no_comma.strict, no_comma.loose) == (3, 2, 2)
-    assert {name: c.n for name, c in summary.by_family().items()} == {"ifeval": 4}
+    assert {name: c.n for name, c in summary.by_suite().items()} == {"ifeval": 4}
     assert summary.errors == {"broken": 1}
     assert (summary.n_prompts, summary.n_instructions) == (3, 4)
 

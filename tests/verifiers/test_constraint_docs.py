@@ -61,7 +61,7 @@ def test_a_repair_comes_with_defect_words_and_contrast():
 def test_the_two_semantics_differ_on_the_contrast(id):
     contrast = REGISTRY[id].contrast
     built = Constraint(id, contrast.kwargs)
-    shown = [(contrast.wrongly_passes, True), (contrast.wrongly_fails, False)]
+    shown = [(contrast.lost, True), (contrast.gained, False)]
     shown = [(response, passes) for response, passes in shown if response is not None]
     assert shown
     for response, passes in shown:
@@ -74,7 +74,7 @@ def test_the_two_semantics_differ_on_the_contrast(id):
 
 def test_a_repair_needs_a_defect():
     with pytest.raises(ValueError, match="startend:quotation: a repair needs the defect"):
-        registry.repairs("startend:quotation", "Does better.", registry.Contrast("x"))(bool)
+        registry.repairs(REGISTRY["startend:quotation"].checker, "Does better.", "x")(bool)
 
 
 def test_describe_tells_all_there_is():

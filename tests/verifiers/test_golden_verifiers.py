@@ -23,7 +23,7 @@ from califkit.verifiers import (
 SHARED = Path(__file__).resolve().parents[3] / "shared"
 GOLDEN = SHARED / "verifiers"
 TAGGER = SHARED / "nltk_data" / "taggers"
-FAMILIES = {"ifeval": 25, "ifeval_g": 25, "iftrain": 29, "ifbench": 58}
+FILES = {"ifeval": 25, "ifeval_g": 25, "iftrain": 29, "ifbench": 58}
 
 pytestmark = pytest.mark.skipif(not GOLDEN.is_dir(), reason="no golden vectors beside the repo")
 
@@ -69,9 +69,9 @@ def disagreements(row: dict) -> list[str]:
     return out
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", FILES)
 def test_golden_file(name):
-    family_size = FAMILIES[name]
+    n_ids = FILES[name]
     wrong, total, ids = [], 0, set()
     for number, row in rows(name):
         if row["id"] == "words:start_verb" and not TAGGER.is_dir():
@@ -83,7 +83,7 @@ def test_golden_file(name):
                 f"line {number} {row['id']} {row['kwargs']} {row['response'][:120]!r}: {what}"
             )
     assert not wrong, f"{len(wrong)} of {total} disagree, the first:\n" + "\n".join(wrong[:10])
-    assert len(ids) == family_size
+    assert len(ids) == n_ids
     assert ids == {id for id in ids if id in REGISTRY}
 
 

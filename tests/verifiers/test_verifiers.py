@@ -26,11 +26,11 @@ from califkit.verifiers import (
     verify,
     verify_all,
 )
-from califkit.verifiers.registry import Example, Param, compare, constraint
+from califkit.verifiers.registry import compare
 
 ROOT = Path(__file__).resolve().parents[2]
-OWN_FAMILIES = ("ifeval", "iftrain")
-IDS = [id for family in OWN_FAMILIES for id in registry.family_ids(family)]
+TRAINING_SUITES = ("ifeval", "iftrain")
+IDS = [id for suite in TRAINING_SUITES for id in registry.suite_ids(suite)]
 
 
 def example_constraint(id: str) -> Constraint:
@@ -38,8 +38,8 @@ def example_constraint(id: str) -> Constraint:
 
 
 # --- registry ----------------------------------------------------------------------------------
-def test_the_families_are_complete():
-    assert [len(registry.family_ids(f)) for f in OWN_FAMILIES] == [25, 29]
+def test_the_suites_are_complete():
+    assert [len(registry.suite_ids(s)) for s in TRAINING_SUITES] == [25, 29]
 
 
 @pytest.mark.parametrize("id", IDS)
@@ -70,14 +70,6 @@ def test_checker_takes_the_declared_arguments(id):
 def test_a_defect_has_a_repair_and_a_repair_a_defect():
     for id in IDS:
         assert (REGISTRY[id].defect is None) == (REGISTRY[id].repaired is None), id
-
-
-def test_an_id_registers_once_and_only_in_a_known_family():
-    with pytest.raises(ValueError, match="twice"):
-        constraint("keywords:existence", family="ifeval", instruction="")
-    with pytest.raises(ValueError, match="family"):
-        constraint("new:id", family="nonsense", instruction="")
-    assert Example().kwargs == {}
 
 
 @pytest.mark.parametrize(
@@ -149,8 +141,6 @@ def test_lists_are_copied():
 
 
 def test_optional_parameters():
-    param = Param(int, default=3)
-    assert not param.required
     assert Constraint("keywords:exclude_word_harder", {"keyword": "a"}).kwargs == {"keyword": "a"}
 
 

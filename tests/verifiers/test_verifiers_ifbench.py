@@ -16,7 +16,7 @@ from califkit.verifiers import Constraint, ConstraintError, check, registry, ver
 from califkit.verifiers.text import Text
 
 NLTK_DATA = Path(__file__).resolve().parents[3] / "shared" / "nltk_data"
-IDS = registry.family_ids("ifbench")
+IDS = registry.suite_ids("ifbench")
 PLAIN_IDS = [id for id in IDS if id != "words:start_verb"]
 
 
