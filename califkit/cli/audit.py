@@ -12,6 +12,7 @@ import yaml
 from califkit.cli.options import (
     Constraints,
     Filter,
+    OwnVerifiers,
     Processes,
     Semantics,
     Thinking,
@@ -47,6 +48,7 @@ def audit(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the bootstrap.")] = 0,
     processes: Processes = None,
     tokens_per_pass: TokensPerPass = 2048,
+    verifiers: OwnVerifiers = None,
 ) -> None:
     """Is the second policy hacking its verifier? A page, numbers and the worst examples.
 

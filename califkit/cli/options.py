@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -29,6 +30,26 @@ Processes = Annotated[
 ]
 TokensPerPass = Annotated[
     int, typer.Option(min=1, help="Padded tokens in one pass of the reference; bounds memory.")
+]
+
+
+def _use(files: list[Path] | None) -> list[Path]:
+    from califkit.verifiers import own
+
+    for file in files or []:
+        own.use(file)
+    return files or []
+
+
+# The callback does all there is to do: a command only has to take the option.
+OwnVerifiers = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--verifiers",
+        metavar="FILE.py",
+        callback=_use,
+        help="Import this file of your own, which registers verifiers. Repeatable.",
+    ),
 ]
 
 

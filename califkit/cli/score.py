@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from califkit.cli.options import Constraints, Filter, Semantics, Thinking, TokensPerPass
+from califkit.cli.options import (
+    Constraints,
+    Filter,
+    OwnVerifiers,
+    Semantics,
+    Thinking,
+    TokensPerPass,
+)
 from califkit.cli.tables import show_table
 from califkit.cli.verify import echo, head
 from califkit.data.load import DataError
@@ -45,6 +52,7 @@ def score(
     ] = False,
     thinking: Thinking = False,
     tokens_per_pass: TokensPerPass = 2048,
+    verifiers: OwnVerifiers = None,
 ) -> None:
     """Score a file of responses: average log-likelihood given the request alone, and more.
 

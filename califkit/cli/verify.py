@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from califkit.cli.options import Constraints, Filter, Processes, Semantics, available_processes
+from califkit.cli.options import (
+    Constraints,
+    Filter,
+    OwnVerifiers,
+    Processes,
+    Semantics,
+    available_processes,
+)
 from califkit.cli.tables import show_table
 from califkit.data.load import DataError
 
@@ -37,6 +44,7 @@ def verify(
         bool, typer.Option("--skip-unusable", help="Leave unusable rows out and name them.")
     ] = False,
     processes: Processes = None,
+    verifiers: OwnVerifiers = None,
 ) -> None:
     """Verify a file of responses: accuracies with 95% intervals, and a table per id.
 
@@ -167,6 +175,7 @@ def constraint(
     markdown: Annotated[
         bool, typer.Option("--markdown", help="The table of all ids for the documentation.")
     ] = False,
+    verifiers: OwnVerifiers = None,
 ) -> None:
     """Show a constraint: instruction, parameters, examples, defect and repair; or list them all."""
     from califkit.verifiers import docs

@@ -7,6 +7,8 @@ True
 >>> verify_all([no_comma, two], "Short and clear.")
 [True, False]
 
+`verifier` registers one of your own; see ``docs/verifiers.md``.
+
 Two semantics: ``"published"`` (default) gives the verdicts of the published evaluation and reward
 code, quirks included; ``"repaired"`` fixes the defects that the registry names.
 Source of the ids: IFEval (25), IFBench's training constraints (29) and IFBench (58).
@@ -29,19 +31,36 @@ from califkit.verifiers import (  # noqa: F401 (they register)
     iftrain_copy,
     registry,
 )
-from califkit.verifiers.registry import REGISTRY, ConstraintError, UnknownConstraintError
+from califkit.verifiers.registry import (
+    REGISTRY,
+    ConstraintError,
+    Count,
+    Example,
+    Param,
+    Positive,
+    Relation,
+    UnknownConstraintError,
+    verifier,
+)
 from califkit.verifiers.text import Text, loose_variants
 
 __all__ = [
     "REGISTRY",
     "Constraint",
     "ConstraintError",
+    "Count",
+    "Example",
+    "Param",
+    "Positive",
+    "Relation",
+    "Text",
     "UnknownConstraintError",
     "Verdict",
     "check",
     "fraction_followed",
     "registry",
     "strip_reasoning",
+    "verifier",
     "verify",
     "verify_all",
 ]
@@ -147,7 +166,7 @@ def check(
 def _check(
     constraint: Constraint, analysis: _Analysis, mode: Mode, semantics: Semantics
 ) -> Verdict:
-    checker = REGISTRY[constraint.id].checker_for(semantics)
+    checker = registry.spec(constraint.id).checker_for(semantics)
     try:
         return Verdict(any(checker(text, **constraint.kwargs) for text in analysis.texts(mode)))
     except Exception as error:  # Whatever a checker raises means "not followed", with the reason.

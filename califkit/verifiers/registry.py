@@ -22,11 +22,13 @@ import inspect
 import re
 import string
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from califkit import CalifkitError
+from califkit.verifiers import own
+from califkit.verifiers.text import Text
 
 RELATIONS = ("less than", "at least")
 PUBLISHED_SUITES = ("ifeval", "iftrain", "ifbench")
@@ -147,9 +149,9 @@ def _param(name: str, hint: Any, parameter: inspect.Parameter) -> Param:
 class Example:
     """Keyword arguments with one response that passes and one that fails."""
 
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-    passes: str = ""
-    fails: str = ""
+    kwargs: Mapping[str, Any]
+    passes: str
+    fails: str
 
 
 @dataclass(frozen=True)
@@ -247,7 +249,7 @@ def verifier(
     id: str,
     *,
     instruction: str,
-    example: Example | None = None,
+    example: Example,
     defect: str | None = None,
     ignores_extra: bool = False,
     needs: Callable[[], None] | None = None,
@@ -260,30 +262,30 @@ def verifier(
     Raises
     ------
     ConstraintError
-        An id that is not of the form ``type:name`` or is taken, a parameter without a type, or an
-        instruction that names something else than parameters.
+        An id that is not of the form ``type:name`` or is taken, a parameter without a type, an
+        instruction that names something else than parameters, or an example that does not hold.
     """
     if not _ID.fullmatch(id):
         raise ConstraintError(f"{id!r}: a constraint id has the form type:name")
 
     def register(checker: Checker) -> Checker:
-        if id in REGISTRY and not _is_same(checker, REGISTRY[id].checker):
+        # A file that is imported under two names registers the same line twice.
+        if id in REGISTRY and _place(checker) != _place(REGISTRY[id].checker):
             raise ConstraintError(f"{id}: this id is taken by {_place(REGISTRY[id].checker)}")
-        params = {} if ignores_extra else _params(id, checker)
-        for _, name, _, _ in string.Formatter().parse(instruction):
-            if name is not None and name not in params:
-                raise ConstraintError(f"{id}: {name!r} in the instruction is not a parameter")
-        REGISTRY[id] = Spec(
+        entry = Spec(
             id=id,
             suite=suite,
-            params=params,
+            params={} if ignores_extra else _params(id, checker),
             instruction=instruction,
             checker=checker,
-            example=example or Example(),
+            example=example,
             defect=defect,
             ignores_extra=ignores_extra,
             needs=needs,
         )
+        if suite == "own":
+            _try(entry)
+        REGISTRY[id] = entry
         return checker
 
     return register
@@ -297,9 +299,18 @@ def _place(checker: Checker) -> str:
     return f"{code.co_filename}, line {code.co_firstlineno}"
 
 
-def _is_same(checker: Checker, other: Checker) -> bool:
-    """Whether both come of the same line: a file may be imported under two names."""
-    return _place(checker) == _place(other)
+def _try(entry: Spec) -> None:
+    """Whether instruction and example fit the checker; the published ones have tests for that."""
+    for _, name, _, _ in string.Formatter().parse(entry.instruction):
+        if name is not None and name not in entry.params:
+            raise ConstraintError(f"{entry.id}: {name!r} in the instruction is not a parameter")
+    kwargs = entry.bind(entry.example.kwargs)
+    for response, expected in ((entry.example.passes, True), (entry.example.fails, False)):
+        found = entry.checker(Text(response), **kwargs)
+        if found is not expected:
+            raise ConstraintError(
+                f"{entry.id}: the check of the example {response!r} gives {found!r}, not {expected}"
+            )
 
 
 def repairs(
@@ -328,16 +339,19 @@ def repairs(
 
 def spec(id: str) -> Spec:
     """The registered `Spec` of `id`; UnknownConstraintError lists near names."""
-    try:
-        return REGISTRY[id]
-    except KeyError:
+    if id not in REGISTRY:
+        own.import_files()
+    if id not in REGISTRY:
         near = difflib.get_close_matches(str(id), REGISTRY, n=3, cutoff=0.5)
         hint = f"; did you mean {', '.join(near)}?" if near else ""
-        raise UnknownConstraintError(f"unknown constraint id {id!r}{hint}") from None
+        raise UnknownConstraintError(f"unknown constraint id {id!r}{hint}")
+    return REGISTRY[id]
 
 
 def suite_ids(suite: str) -> list[str]:
     """Ids of one of the `SUITES` in order of registration."""
+    if suite == "own":
+        own.import_files()
     if suite not in SUITES:
         raise ValueError(f"suite must be one of {', '.join(SUITES)}, not {suite!r}")
     return [id for id, entry in REGISTRY.items() if entry.suite == suite]
