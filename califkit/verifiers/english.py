@@ -1,12 +1,15 @@
 """English sentences and word tokens, as the published checkers get them from NLTK, but sooner.
 
-Imported on first use only, because it imports NLTK; Python's import lock makes that safe when
-many threads arrive at once. The result is the same on every installation:
+The rules are NLTK's; NLTK itself is not imported, because that takes most of a second (it imports
+scipy). The result is the same on every installation:
 
 * the Punkt tables come from the package ``punkt``, so no NLTK data is looked up or downloaded;
 * where NLTK 3.9 and 3.10 differ (the opening single quote of the word tokenizer, the curly quotes
   of Punkt), the rules are those of 3.9.2, the release that the published checkers lock;
 * all patterns run on the standard ``re`` module (NLTK 3.10 uses ``regex``, whose ``\\w`` differs).
+
+Imported on first use only, because it loads the tables; Python's import lock makes that safe when
+many threads arrive at once.
 
 Both tokenizers look only at the neighbourhood of a blank or an end mark, so the work is done
 piece by piece, plain words need none, and what was decided for a short piece is remembered: the
@@ -21,27 +24,12 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 import punkt
-from nltk.tokenize.destructive import NLTKWordTokenizer
-from nltk.tokenize.punkt import (
-    PunktLanguageVars,
-    PunktParameters,
-    PunktSentenceTokenizer,
-    PunktToken,
-)
 
 # Memory of the memos: at most this many entries of at most that many characters.
 _MEMO_SIZE = 4096
 _MEMO_MAX_CHARS = 400
 _VOCABULARY_SIZE = 65_536
 _WORD_MAX_CHARS = 40
-
-_STD_FLAGS = re.IGNORECASE | re.MULTILINE | re.DOTALL | re.VERBOSE
-
-
-def _std(pattern: re.Pattern[str]) -> re.Pattern[str]:
-    """Recompile a pattern of either engine with the standard one."""
-    return re.compile(pattern.pattern, pattern.flags & _STD_FLAGS)
-
 
 # --- sentences (Punkt; Kiss and Strunk, 2006) --------------------------------------------------
 _NON_WORD = r"(?:[)\";}\]\*:@\'\({\[!?])"
@@ -53,48 +41,84 @@ _LAST_END = re.compile(rf"[^{_BLANKS}]*{_END}")  # the last one before the next 
 _CLOSING = re.compile(r'["\')\]}]+?(?:\s+|(?=--)|$)', re.MULTILINE)
 
 
-class _LanguageVars(PunktLanguageVars):
-    _parts = {
-        "NonWord": _NON_WORD,
-        "MultiChar": PunktLanguageVars._re_multi_char_punct,
-        "WordStart": PunktLanguageVars._re_word_start,
-    }
-    _word_re = re.compile(PunktLanguageVars._word_tokenize_fmt % _parts, re.VERBOSE)
+_MULTI = r"(?:-{2,}|\.{2,}|(?:\.\s){2,}\.)"
+_WORD_END = rf"(?=\s|$|{_NON_WORD}|{_MULTI}|,(?=$|\s|{_NON_WORD}|{_MULTI}))"
+_WORD = re.compile(rf"{_MULTI}|(?=[^(\"`{{\[:;&#*@)}}\]\-,])\S+?{_WORD_END}|\S")
+_DOTS_ONLY = re.compile(r"\.{2,}$")
+_INITIAL = re.compile(r"[^\W\d]\.$")
+_NUMERIC = re.compile(r"-?[.,]?\d[\d,.-]*\.?$")
+_NUMBER = "##number##"  # what the tables call any number
+# How the tables say in which places and cases a word was seen.
+_MIDDLE_UPPER, _ANY_UPPER, _BEGIN_LOWER, _ANY_LOWER = 0b100, 0b1110, 0b10000, 0b1110000
 
-    def word_tokenize(self, s: str) -> Iterator[str]:
-        return (match.group() for match in self._word_re.finditer(s))
-
-
-class _Token(PunktToken):
-    _RE_ELLIPSIS = _std(PunktToken._RE_ELLIPSIS)
-    _RE_NUMERIC = _std(PunktToken._RE_NUMERIC)
-    _RE_INITIAL = _std(PunktToken._RE_INITIAL)
-    _RE_ALPHA = _std(PunktToken._RE_ALPHA)
+_tables = punkt.load_model("english")
+_abbreviations = frozenset(_tables.abbrev_types)
+_collocations = frozenset(map(tuple, _tables.collocations))
+_starters = frozenset(_tables.sent_starters)
 
 
-class _FrozenDefault(dict):
-    """A dict that answers 0 for a missing key without storing it (NLTK's defaultdict grows)."""
-
-    def __missing__(self, key: str) -> int:
-        return 0
-
-
-def _load_punkt() -> PunktSentenceTokenizer:
-    tables = punkt.load_model("english")
-    params = PunktParameters()
-    params.abbrev_types = set(tables.abbrev_types)
-    params.collocations = {tuple(pair) for pair in tables.collocations}
-    params.sent_starters = set(tables.sent_starters)
-    params.ortho_context = _FrozenDefault(tables.ortho_context)
-    return PunktSentenceTokenizer(params, lang_vars=_LanguageVars(), token_cls=_Token)
+def _has_break(text: str) -> bool:
+    """Whether a sentence ends inside a short text, behind a word that is not its last one."""
+    words = [word for line in text.split("\n") for word in _WORD.findall(line)]
+    return any(map(_ends_sentence, words, words[1:]))
 
 
-_punkt = _load_punkt()
+def _ends_sentence(word: str, following: str) -> bool:
+    if not word.endswith("."):
+        return word in ("?", "!")
+    kind, next_kind = _without_period(_kind(word)), _kind(following)
+    if _is_full_stop(following):
+        next_kind = _without_period(next_kind)
+    if (kind, next_kind) in _collocations:
+        return False
+    opens, is_upper = _opens_sentence(following, next_kind), following[0].isupper()
+    is_initial, is_stop = _INITIAL.match(word) is not None, _is_full_stop(word)
+    is_abbreviation = not is_stop and not word.endswith("..")
+    if (is_abbreviation or _DOTS_ONLY.match(word)) and not is_initial:
+        if opens or is_upper and next_kind in _starters:
+            return True
+    if is_initial or kind == _NUMBER:
+        never_lower = not _tables.ortho_context.get(next_kind, 0) & _ANY_LOWER
+        if opens is False or opens is None and is_initial and is_upper and never_lower:
+            return False
+    return is_stop
+
+
+def _is_full_stop(word: str) -> bool:
+    """Whether a word is an end mark or ends in a period that is no part of it."""
+    if word in (".", "?", "!"):
+        return True
+    stem = word[:-1].lower()
+    known = stem in _abbreviations or stem.rpartition("-")[2] in _abbreviations
+    return word.endswith(".") and not word.endswith("..") and not known
+
+
+def _kind(word: str) -> str:
+    """The word as the tables have it."""
+    return _NUMBER if _NUMERIC.match(word) else word.lower()
+
+
+def _without_period(kind: str) -> str:
+    return kind[:-1] if len(kind) > 1 and kind.endswith(".") else kind
+
+
+def _opens_sentence(word: str, kind: str) -> bool | None:
+    """What a word's case says on whether it opens a sentence; None: nothing."""
+    seen = _tables.ortho_context.get(kind, 0)
+    if word in tuple(";:,.!?"):
+        return False
+    if word[0].isupper() and seen & _ANY_LOWER and not seen & _MIDDLE_UPPER:
+        return True
+    if word[0].islower() and (seen & _ANY_UPPER or not seen & _BEGIN_LOWER):
+        return False
+    return None
+
+
 # Words whose period Punkt has to think about, whatever comes next.
-_DOUBTFUL = _punkt._params.abbrev_types | {first for first, _ in _punkt._params.collocations}
+_DOUBTFUL = _abbreviations | {first for first, _ in _collocations}
 # Punkt takes all numbers for one word, so one number stands for all in the memo.
-_NUMBER = re.compile(r"(?<!\S)\d+(?=\.?(?!\S))")
-_decide = lru_cache(maxsize=_MEMO_SIZE)(_punkt.text_contains_sentbreak)
+_NUMBERS = re.compile(r"(?<!\S)\d+(?=\.?(?!\S))")
+_decide = lru_cache(maxsize=_MEMO_SIZE)(_has_break)
 
 
 def _breaks(text: str) -> Iterator[tuple[int, int]]:
@@ -123,9 +147,9 @@ def _is_break(word: str, after: str) -> bool:
             return True  # An ordinary word, no initial and no number.
     context = word + after
     if stem.isdigit():
-        context = _NUMBER.sub("1", context)
+        context = _NUMBERS.sub("1", context)
     if len(context) > _MEMO_MAX_CHARS:
-        return _punkt.text_contains_sentbreak(context)
+        return _has_break(context)
     return _decide(context)
 
 
@@ -164,10 +188,11 @@ _CLOSING_SINGLE = re.compile(r"([^'])' ")
 _CLITIC = re.compile(r"([^' ])('[sS]|'[mM]|'[dD]|') ")
 _LONG_CLITIC = re.compile(r"([^' ])('ll|'LL|'re|'RE|'ve|'VE|n't|N'T) ")
 _CONTRACTIONS = [
-    _std(re.compile(pattern))
+    re.compile(pattern, re.IGNORECASE)
     for pattern in (
-        *NLTKWordTokenizer._contractions.CONTRACTIONS2,
-        *NLTKWordTokenizer._contractions.CONTRACTIONS3,
+        *(r"\b(can)(not)\b", r"\b(d)('ye)\b", r"\b(gim)(me)\b", r"\b(gon)(na)\b"),
+        *(r"\b(got)(ta)\b", r"\b(lem)(me)\b", r"\b(more)('n)\b", r"\b(wan)(na)(?=\s)"),
+        *(r" ('t)(is)\b", r" ('t)(was)\b"),
     )
 ]
 _CONTRACTED = re.compile(

@@ -1,9 +1,9 @@
 """Language of a text by ``langdetect``, made repeatable and quick.
 
 ``langdetect`` samples n-grams at random and loads its profiles into a global that other threads
-see half filled. Here the profiles are loaded once, at import (so under Python's import lock),
-into a factory of our own, and every detection starts from seed 0: the answer depends on the text
-alone, not on what was detected before or by which thread. Imported on first use only.
+see half filled. Here they are loaded once, at import (so under Python's import lock), into a
+table of our own, and every detection starts from seed 0: the answer depends on the text alone, not
+on what was detected before or by which thread. Imported on first use only.
 
 The detector is ``langdetect``'s algorithm on its profiles: same n-grams, same sample, same
 products. What is quick is that a word's n-grams are remembered, that the numbers of
@@ -14,6 +14,7 @@ to rounding, some 1e-14; the published ones differ by as much between Python 3.1
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import re
@@ -23,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 from langdetect.detector import Detector
-from langdetect.detector_factory import PROFILES_DIRECTORY, DetectorFactory
+from langdetect.detector_factory import PROFILES_DIRECTORY
 from langdetect.utils.ngram import NGram
 
 _SEED = 0
@@ -49,11 +50,18 @@ class _Normal(dict):
 
 def _load_profiles() -> tuple[list[str], dict[str, int], np.ndarray]:
     """Languages, row of each known n-gram, and its probability [n-gram, language]."""
-    factory = DetectorFactory()
-    profiles = sorted(p for p in Path(PROFILES_DIRECTORY).iterdir() if not p.name.startswith("."))
-    factory.load_json_profile([p.read_text(encoding="utf-8") for p in profiles])
-    table = np.array(list(factory.word_lang_prob_map.values()))
-    return factory.langlist, {gram: i for i, gram in enumerate(factory.word_lang_prob_map)}, table
+    files = sorted(p for p in Path(PROFILES_DIRECTORY).iterdir() if not p.name.startswith("."))
+    profiles = [json.loads(file.read_bytes()) for file in files]
+    row_of: dict[str, int] = {}
+    for profile in profiles:
+        for gram in profile["freq"]:
+            row_of.setdefault(gram, len(row_of))
+    table = np.zeros((len(row_of), len(profiles)))
+    for language, profile in enumerate(profiles):
+        totals = profile["n_words"]  # of 1-, 2- and 3-grams
+        rows = [row_of[gram] for gram in profile["freq"]]
+        table[rows, language] = [n / totals[len(gram) - 1] for gram, n in profile["freq"].items()]
+    return [profile["name"] for profile in profiles], row_of, table
 
 
 _languages, _row_of, _probabilities = _load_profiles()

@@ -3,6 +3,8 @@
 import functools
 import random
 import re
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given, settings
@@ -183,6 +185,35 @@ def test_sentences_and_tokens_of_odd_texts_are_those_of_nltk(raw):
     assert word_tokens(raw) == [t for s in sentences for t in nltk_tokens()(s)]
 
 
+def test_sentences_of_the_words_in_the_tables_are_those_of_nltk():
+    """Abbreviations, collocations, sentence starters, initials and numbers, in any case."""
+    import punkt
+
+    tables, rng = punkt.load_model("english"), random.Random(0)
+    abbreviations, starters = sorted(tables.abbrev_types), sorted(tables.sent_starters)
+    pairs, known = sorted(tables.collocations), sorted(tables.ortho_context)
+
+    def scrap() -> str:
+        first, second = rng.choice(pairs)
+        word = rng.choice(
+            [
+                rng.choice(abbreviations) + rng.choice([".", ".", ".,", "..", "...", "?"]),
+                f"{first}. {second}",
+                rng.choice(starters),
+                rng.choice(known) + rng.choice(["", ".", "!"]),
+                rng.choice("abxé好") + rng.choice([".", ""]),
+                str(rng.randint(0, 3000)) + rng.choice([".", ".5", ",", "-7."]),
+                rng.choice(["...", "?!", '"', ")", "(", ". . .", "e.g.", "u.s.", "a-mr."]),
+            ]
+        ).replace("##number##", "17")
+        cased = rng.choice([word, word.capitalize(), word.upper()])
+        return cased + rng.choice([" ", " ", " ", "\n", ""])
+
+    for _ in range(3000):
+        raw = "".join(scrap() for _ in range(rng.randint(2, 12)))
+        assert punkt_sentences(raw) == nltk_sentences()(raw), raw
+
+
 @pytest.mark.parametrize("raw", ["One. Two! Three?", "", "no end", "a. b. c. d. e. f. g. h."])
 def test_one_by_one_gives_the_same_as_all_at_once(raw):
     assert list(Text(raw).iter_sentences()) == Text(raw).sentences
@@ -347,14 +378,26 @@ def test_each_analysis_is_computed_once(monkeypatch):
     assert calls == ["One. Two."]
 
 
-def test_tokens_do_not_depend_on_the_regex_engine_of_nltk():
-    """Every pattern that runs is one of the standard `re`."""
-    from califkit.verifiers import english
+def test_no_text_rule_imports_nltk_or_scipy():
+    """They take most of a second in every worker process."""
+    code = (
+        "import sys; from califkit.verifiers.text import Text; text = Text('Is it? Mr. X left.'); "
+        "print(text.sentences, text.tokens[:2], text.language, {'nltk', 'scipy'} & {*sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "['Is it?', 'Mr. X left.'] ['Is', 'it'] en set()\n"
 
-    names = {name: value for name, value in vars(english).items() if hasattr(value, "pattern")}
-    used = [*names.values(), *english._CONTRACTIONS, english._LanguageVars._word_re]
-    used += [value for name, value in vars(english._Token).items() if name.startswith("_RE_")]
-    assert len(names) > 10 and all(type(pattern) is re.Pattern for pattern in used)
+
+def test_the_profiles_are_those_of_langdetect():
+    from califkit.verifiers import language
+
+    theirs = langdetect_factory()
+    assert language._languages == sorted(theirs.langlist)
+    order = [theirs.langlist.index(name) for name in language._languages]
+    assert language._row_of.keys() == theirs.word_lang_prob_map.keys()
+    for gram, row in language._row_of.items():
+        probabilities = theirs.word_lang_prob_map[gram]
+        assert language._probabilities[row].tolist() == [probabilities[i] for i in order]
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 7, 64, 1000, 4096, 20_000])
