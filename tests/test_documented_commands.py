@@ -51,6 +51,8 @@ def project(tmp_path_factory) -> Path:
         (source,) = RECORDED.glob(f"{policy}-*seed0-*")
         rows = (source / "responses.jsonl").read_text().splitlines(keepends=True)
         (folder / f"{name}.jsonl").write_text("".join(rows[:12]))
+    page = (ROOT / "docs" / "verifiers.md").read_text()
+    (folder / "haiku.py").write_text(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1])
     return folder
 
 

@@ -16,7 +16,7 @@ import pytest
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "verifiers.md"
 BLOCKS = re.findall(r"```(\w*)\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
 FILE, SESSION = (text for kind, text in BLOCKS if kind == "python")
-COMMANDS, EXPORT = (text for kind, text in BLOCKS if kind == "")
+_, COMMANDS, EXPORT = (text for kind, text in BLOCKS if kind == "")
 (ROW,) = (json.loads(text) for kind, text in BLOCKS if kind == "json")
 
 
