@@ -278,8 +278,10 @@ def _score(
 
 
 def _judge(pairs: Sequence[Pair], judge: Judge) -> Both:
-    """Response Quality of both sides; NaN where the judge gave no usable score."""
+    """Response Quality of both sides; NaN where the judge gave no usable score, JudgeError if it
+    gave none at all."""
     items = [(pair.x, pair.base) for pair in pairs] + [(pair.x, pair.trained) for pair in pairs]
     verdicts = judge.quality(items)
+    judge.check_some_are_scored(verdicts)
     scores = [math.nan if v.status != "ok" else float(v.value) for v in verdicts]
     return np.array(scores[: len(pairs)]), np.array(scores[len(pairs) :])

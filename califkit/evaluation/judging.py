@@ -9,7 +9,7 @@ from typing import Any
 
 from califkit.judges.cache import judge_cache
 from califkit.judges.client import Usage
-from califkit.judges.judge import Judge, JudgeError
+from califkit.judges.judge import Judge
 from califkit.judges.verdicts import Verdict, unscored
 from califkit.runs.folders import Run, open_run
 from califkit.runs.jsonl import RowLog
@@ -47,16 +47,6 @@ def run_judge(
 def judge_of(profile: str, stage: JudgeStage, execution: Execution) -> Judge:
     """The judge of a stage, with the answers that it has given in this profile."""
     return Judge(execution.judge_like(stage.judge), judge_cache(profile, stage.judge))
-
-
-def check_some_are_scored(judge: Judge, verdicts: Sequence[Verdict]) -> None:
-    """JudgeError if no answer is usable, which says nothing of the policy."""
-    if verdicts and not any(verdict.status == "ok" for verdict in verdicts):
-        first = verdicts[0]
-        raise JudgeError(
-            f"judge {judge.settings.name}: none of {len(verdicts)} questions was answered; the "
-            f"first is {first.status} ({first.reason}); the stage is left incomplete"
-        )
 
 
 def judge_facts(verdicts: Sequence[Verdict]) -> dict[str, Any]:

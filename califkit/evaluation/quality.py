@@ -22,7 +22,7 @@ import pandas as pd
 
 from califkit import metrics
 from califkit.data.load import DataError
-from califkit.evaluation.judging import check_some_are_scored, judge_facts, judge_of, run_judge
+from califkit.evaluation.judging import judge_facts, judge_of, run_judge
 from califkit.generation import Answers, load_answers, whose
 from califkit.judges.judge import Estimate, Judge
 from califkit.judges.prompts import Question, pair_question, quality_question
@@ -150,7 +150,7 @@ def _judged(
         items, answers = _items(profile, stage.needs)
         questions = [_questions(item) for item in items]
         verdicts = judge.judge_all([question for asked in questions for question in asked])
-        check_some_are_scored(judge, verdicts)
+        judge.check_some_are_scored(verdicts)
         following = iter(verdicts)
         rows = [
             {"key": item.key}

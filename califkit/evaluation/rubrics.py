@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from califkit.evaluation.judging import check_some_are_scored, judge_facts, run_judge
+from califkit.evaluation.judging import judge_facts, run_judge
 from califkit.generation import load_answers, rubric_items
 from califkit.judges.judge import Judge
 from califkit.judges.prompts import Question
@@ -52,7 +52,7 @@ def judge_rubrics(profile: str, stage: RubricStage, execution: Execution) -> Run
 
         def ask(questions: Sequence[Question]) -> list[Verdict]:
             verdicts.extend(judge.judge_all(questions))
-            check_some_are_scored(judge, verdicts)
+            judge.check_some_are_scored(verdicts)
             return verdicts
 
         answers = _answers(profile, stage.responses)

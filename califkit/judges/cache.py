@@ -2,20 +2,27 @@
 
 A row is appended under a file lock in a single write to a file opened for appending. A line without
 its end can only be left by a process that died while writing: a reader passes over it, and the next
-writer cuts it off.
+writer cuts it off. Where the file system has no such locks, every process appends to a file of its
+own beside the shared one; readers read them all.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import glob
 import json
 import os
+import platform
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from califkit.runs.jsonl import cut_torn_line, whole_lines
 from califkit.runs.judge_settings import JudgeModel
 from califkit.runs.paths import runs_dir
+
+_NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP}
 
 
 class Cache:
@@ -24,8 +31,8 @@ class Cache:
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
         self.rows: dict[str, dict[str, Any]] = {}
-        self._read = 0  # bytes of whole lines read so far
-        self._lines = 0
+        self._read: Counter[Path] = Counter()  # bytes of whole lines read so far
+        self._lines: Counter[Path] = Counter()
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
 
@@ -37,13 +44,17 @@ class Cache:
         ValueError
             For a whole line that is no row; the message names file and line.
         """
-        if self.path is None or not self.path.exists():
+        if self.path is None:
             return
-        for line in whole_lines(self.path, self._read):
-            self._lines += 1
-            self._read += len(line)
-            row = self._row(line)
-            self.rows[row["key"]] = row
+        beside = self.path.parent.glob(f"{glob.escape(self.path.name)}.*.jsonl")
+        for path in (self.path, *sorted(beside)):
+            if not path.exists():
+                continue
+            for line in whole_lines(path, self._read[path]):
+                self._lines[path] += 1
+                self._read[path] += len(line)
+                row = _row(line, f"{path}: line {self._lines[path]}")
+                self.rows[row["key"]] = row
 
     def add(self, row: dict[str, Any]) -> None:
         """Append one row."""
@@ -51,28 +62,38 @@ class Cache:
         if self.path is None:
             return
         line = json.dumps(row).encode("ascii") + b"\n"
-        file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            cut_torn_line(file)
-            written = os.write(file, line)
-            if written != len(line):  # a full disk: the rest would make a torn line in the middle
-                os.ftruncate(file, os.fstat(file).st_size - written)
-                raise OSError(f"{self.path}: wrote {written} of {len(line)} bytes")
-            os.fsync(file)
-        finally:
-            os.close(file)  # also gives the lock back
+            _append(self.path, line, locked=True)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            own = f"{self.path.name}.{platform.node()}-{os.getpid()}.jsonl"
+            _append(self.path.with_name(own), line, locked=False)
 
-    def _row(self, line: bytes) -> dict[str, Any]:
-        try:
-            row = json.loads(line)
-            if isinstance(row["key"], str) and isinstance(row["text"], str):
-                return row
-        except (ValueError, KeyError, TypeError):
-            pass  # reported below
-        raise ValueError(
-            f"{self.path}: line {self._lines} is no row of a judge cache: {line[:80]!r}"
-        )
+
+def _append(path: Path, line: bytes, locked: bool) -> None:
+    file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        if locked:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        cut_torn_line(file)
+        written = os.write(file, line)
+        if written != len(line):  # a full disk: the rest would make a torn line in the middle
+            os.ftruncate(file, os.fstat(file).st_size - written)
+            raise OSError(f"{path}: wrote {written} of {len(line)} bytes")
+        os.fsync(file)
+    finally:
+        os.close(file)  # also gives the lock back
+
+
+def _row(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+        if isinstance(row["key"], str) and isinstance(row["text"], str):
+            return row
+    except (ValueError, KeyError, TypeError):
+        pass  # reported below
+    raise ValueError(f"{where} is no row of a judge cache: {line[:80]!r}")
 
 
 def judge_cache(profile: str, judge: JudgeModel) -> Path:

@@ -16,6 +16,8 @@ import time
 from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
+from urllib.request import proxy_bypass
 
 from pydantic import SecretStr
 
@@ -45,6 +47,9 @@ _REFUSED_FIELD = re.compile(
     r"unsupported|not support|unrecogni[sz]ed|unexpected|unknown|not permitted|not allowed", re.I
 )
 _HOPELESS = {401: "the key is not accepted", 402: "no credit", 404: "no such address or model"}
+_TEXT_PARTS = ("text", "output_text")
+_PROXIES = ("ALL_PROXY", "HTTP_PROXY", "HTTPS_PROXY")
+_CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
 _SHORTEST_KEY = 8  # anything shorter is a placeholder, and could be part of an ordinary answer
 
 
@@ -104,12 +109,16 @@ class Endpoint:
         self._key = api_key(settings)
         self._slots = asyncio.Semaphore(settings.concurrency)
         self._jitter = random.Random()
-        self._client = AsyncOpenAI(
-            base_url=settings.base_url,
-            api_key=self._key.get_secret_value() or "none",  # local servers want some text
-            max_retries=0,
-            timeout=settings.timeout_s,
-        )
+        try:
+            self._client = AsyncOpenAI(
+                base_url=settings.base_url,
+                api_key=self._key.get_secret_value() or "none",  # local servers want some text
+                max_retries=0,
+                timeout=settings.timeout_s,
+            )
+        except Exception as error:  # whatever proxies and certificates of the environment cause
+            found = _in_environment(*(_CERTIFICATES if isinstance(error, OSError) else _PROXIES))
+            raise JudgeError(f"judge {settings.name}: cannot connect: {error}{found}") from error
 
     async def __aenter__(self) -> Endpoint:
         return self
@@ -165,7 +174,9 @@ class Endpoint:
         except (TimeoutError, openai.APITimeoutError) as error:
             raise _Trouble(f"no answer in {self.settings.timeout_s:g} s") from error
         except openai.APIConnectionError as error:
-            raise _Trouble(f"connection failed: {error.__cause__ or error!r}") from error
+            url = self.settings.base_url
+            reason = f"connection to {url} failed: {error.__cause__ or error!r}"
+            raise _Trouble(reason + _in_environment(*_steering(url))) from error
         except openai.APIStatusError as error:
             reply, fatal = self._read_error(error)
         else:
@@ -250,6 +261,19 @@ def api_key(settings: JudgeSettings) -> SecretStr:
     return SecretStr(key)
 
 
+def _steering(url: str) -> tuple[str, ...]:
+    """Variables that may steer how an address is reached."""
+    parts = urlsplit(url)
+    proxies = () if proxy_bypass(parts.hostname) else (f"{parts.scheme.upper()}_PROXY", "ALL_PROXY")
+    return proxies + (_CERTIFICATES if parts.scheme == "https" else ())
+
+
+def _in_environment(*names: str) -> str:
+    """Those of the variables that are set, as the end of a message; never their values."""
+    found = [name for n in names for name in (n, n.lower()) if os.environ.get(name)]
+    return f" (set in the environment: {', '.join(found)})" if found else ""
+
+
 def _read_reply(content: str) -> Reply:
     """A 200 as a reply; one that is no chat completion is trouble (proxies answer so)."""
     try:
@@ -262,10 +286,9 @@ def _read_reply(content: str) -> Reply:
     if not choice:
         raise _Trouble(f"no answer in the endpoint's reply: {brief(data.get('error') or data)}")
     message = _mapping(choice.get("message"))
-    text = message.get("content")
     reply = Reply(
         "ok",
-        text=text if isinstance(text, str) else "",
+        text=_text(message.get("content")),
         model=str(data.get("model") or ""),
         fingerprint=data.get("system_fingerprint"),
         usage=_usage(_mapping(data.get("usage"))),
@@ -277,6 +300,14 @@ def _read_reply(content: str) -> Reply:
     if finish == "length":
         return replace(reply, status="truncated", reason="token limit reached")
     return reply
+
+
+def _text(content: Any) -> str:
+    """The answer in a message: its text, or the texts of its parts, without those of reasoning."""
+    if isinstance(content, list):
+        parts = [_mapping(part) for part in content]
+        content = "".join(_text(p.get("text")) for p in parts if p.get("type") in _TEXT_PARTS)
+    return content if isinstance(content, str) else ""
 
 
 def _usage(data: Mapping[str, Any]) -> Usage:

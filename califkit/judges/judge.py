@@ -121,6 +121,15 @@ class Judge:
         """What `judge_all` would take for these questions."""
         return self._plan(questions).estimate
 
+    def check_some_are_scored(self, verdicts: Sequence[Verdict]) -> None:
+        """JudgeError if no answer is usable, which says nothing of the responses."""
+        if verdicts and not any(verdict.status == "ok" for verdict in verdicts):
+            first = verdicts[0]
+            raise JudgeError(
+                f"{self._label}: none of {len(verdicts)} questions was answered; the first is "
+                f"{first.status} ({first.reason})"
+            )
+
     @property
     def _label(self) -> str:
         return f"judge {self.settings.name}"

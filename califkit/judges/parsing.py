@@ -1,8 +1,8 @@
 """From what a judge wrote to a verdict, or the reason why there is none.
 
 Tolerant of form (code fences, prose around the JSON, reasoning before it), strict in substance:
-only the labelled field of the last object counts, and a value that does not fit is never bent until
-it does.
+only the labelled field of the last object counts, no verdict is chosen from several, and a value
+that does not fit is never bent until it does.
 """
 
 from __future__ import annotations
@@ -43,10 +43,8 @@ class OutOfRange(Unscored):
 
 
 def without_reasoning(text: str) -> str:
-    """What follows a think block at the start; nothing, if the block does not end."""
-    if not text.lstrip().startswith("<think>"):
-        return text
-    return text.partition("</think>")[2]
+    """The answer part of what a judge wrote."""
+    return _split(text)[1]
 
 
 def outermost_objects(text: str) -> tuple[list[str], bool]:
@@ -79,16 +77,23 @@ def find_object(text: str, *labels: str) -> dict[str, Any] | None:
     ------
     Unparsable
         If the answer sets out to be such an object and is broken, cut off or another one: it must
-        not be searched for words.
+        not be searched for words. If a verdict before it differs from it, or stands in front of a
+        ``</think>`` that nothing has opened: which one is meant would be a guess.
     """
-    text = without_reasoning(text)
-    objects, cut_off = outermost_objects(text)
-    value = _value(objects[-1]) if objects and not cut_off else None
-    if isinstance(value, dict) and any(label in value for label in labels):
-        return value
-    if _JSON_START.match(text) or any(f'"{label}"' in text for label in labels):
+    draft, answer = _split(text)
+    drafted, _ = _labelled(draft, labels)
+    if drafted:
+        raise Unparsable(f"a verdict in front of </think>: {brief(drafted[-1])}")
+    verdicts, is_last = _labelled(answer, labels)
+    if is_last:
+        last = verdicts[-1]
+        for other in verdicts[:-1]:
+            if any(other.get(label) != last.get(label) for label in labels):
+                raise Unparsable(f"two verdicts that differ: {brief(other)} and {brief(last)}")
+        return last
+    if _JSON_START.match(answer) or any(f'"{label}"' in answer for label in labels):
         named = " or ".join(map(repr, labels))
-        raise Unparsable(f"no complete JSON object with {named} in {brief(text)}")
+        raise Unparsable(f"no complete JSON object with {named} in {brief(answer)}")
     return None
 
 
@@ -137,6 +142,28 @@ def brief(value: Any) -> str:
     """A value as one short piece of a message."""
     text = repr(value)
     return text if len(text) <= 120 else text[:117] + "..."
+
+
+def _split(text: str) -> tuple[str, str]:
+    """Reasoning whose opening tag is not there (templates may write it), and the answer.
+
+    A whole think block at the start is left out; one that does not end leaves nothing. A tag
+    inside an object is part of a text there.
+    """
+    if text.lstrip().startswith("<think>"):
+        text = text.partition("</think>")[2]
+    draft, tag, answer = text.rpartition("</think>")
+    if tag and not outermost_objects(draft)[1]:
+        return draft, answer
+    return "", text
+
+
+def _labelled(text: str, labels: Sequence[str]) -> tuple[list[dict[str, Any]], bool]:
+    """The objects of a text with one of the fields, and whether it ends with such a one."""
+    objects, cut_off = outermost_objects(text)
+    values = [_value(written) for written in objects]
+    found = [v for v in values if isinstance(v, dict) and any(label in v for label in labels)]
+    return found, bool(found) and not cut_off and found[-1] is values[-1]
 
 
 def _value(text: str) -> Any:

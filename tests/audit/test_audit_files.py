@@ -267,6 +267,18 @@ def test_a_judge_grades_both_sides(califkit, two_files, tmp_path):
     assert data["source"]["judge"] == "strict"
 
 
+def test_an_audit_in_which_the_judge_scored_nothing_fails(califkit, two_files, tmp_path):
+    with serve([score(5)]) as server:
+        pass
+    judges = tmp_path / "judges.yaml"
+    settings = {"name": "gone", "model": "m", "base_url": server.url, "retries": 0}
+    judges.write_text(yaml.safe_dump({"judges": [settings]}))
+    code, _, error = califkit("audit", *two_files, "--judges", judges, "--out", tmp_path / "out")
+    assert code == 2 and "judge gone: none of 48 questions was answered" in error
+    assert f"connection to {server.url} failed" in error
+    assert "Traceback" not in error
+
+
 def test_unusable_judge_settings_name_the_judge_and_hide_values(califkit, two_files, tmp_path):
     judges = tmp_path / "judges.yaml"
     judges.write_text("judges: [{name: j, model: m, base_url: u, api_key_env: sk-secret}]")

@@ -179,7 +179,54 @@ def test_a_server_that_is_not_there_is_a_failure_of_each_item():
     judge = Judge(settings(server.url, retries=1), show_progress=False)
     verdicts = judge.quality([ITEM, ("x", "y")])
     assert unscored(verdicts) == {"failed": 2}
-    assert "connection failed" in verdicts[0].reason
+    assert f"connection to {server.url} failed" in verdicts[0].reason
+    with pytest.raises(JudgeError, match="judge t: none of 2 questions was answered"):
+        judge.check_some_are_scored(verdicts)
+
+
+ENVIRONMENTS = {  # what a desktop tool, a cluster or an old environment leaves behind
+    "ALL_PROXY": ["socks://127.0.0.1:7890", "socks5://127.0.0.1:7890", "foo://u:secret@h:1"],
+    "SSL_CERT_FILE": ["/opt/old-env/ssl/cacert.pem"],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name, values in ENVIRONMENTS.items() for value in values]
+)
+def test_a_variable_that_no_connection_can_be_made_with_is_named(monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+    with serve([score(7)]) as server:
+        judge = Judge(settings(server.url), show_progress=False)
+        with pytest.raises(JudgeError, match=rf"^judge t: cannot connect: .*{name}") as caught:
+            judge.quality([ITEM])
+    assert "\n" not in str(caught.value) and "secret" not in str(caught.value)
+
+
+def test_a_proxy_that_does_not_answer_is_named_unless_it_is_not_used(monkeypatch):
+    for name in ("HTTP_PROXY", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    verdict, server = quality([score(7)], retries=0)
+    assert (verdict.status, server.requests) == ("failed", [])
+    assert verdict.reason.startswith(f"connection to {server.url} failed: ")
+    assert "(set in the environment: HTTP_PROXY)" in verdict.reason
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    verdict, _ = quality([score(7)], retries=0)
+    assert verdict.value == 7
+    verdict, _ = quality([Play(drop=True)], retries=0)
+    assert "PROXY" not in verdict.reason
+
+
+def test_an_answer_in_parts_is_read_without_the_reasoning():
+    thinking = [{"type": "text", "text": 'Perhaps {"score": 3}.'}]
+    parts = [
+        {"type": "thinking", "thinking": thinking},
+        {"type": "text", "text": '{"reasoning": "clear", '},
+        {"type": "text", "text": '"score": 7}'},
+    ]
+    verdict, _ = quality([says(parts)])
+    assert (verdict.status, verdict.value) == ("ok", 7)
+    for odd in ([], [None], [{"type": "text"}], parts[:1], {"score": 7}):
+        assert quality([says(odd)])[0].status == "unparsable"
 
 
 def test_one_bad_answer_in_a_hundred_leaves_the_others_scored(capsys):

@@ -14,7 +14,10 @@ from califkit.judges.parsing import OutOfRange, Unparsable, read_choice, read_ob
         ('{"score": "7"}', 7),
         ('```json\n{"score": 7}\n```', 7),
         ('I would say 3 at first. {"score": 7} That is all, 9 of 10 agree.', 7),
-        ('The format is {"score": 1}. My verdict: {"score": 7}', 7),
+        ('The format is {"score": <1 to 10>}. My verdict: {"score": 7}', 7),
+        ('{"score": 7}. Once more: {"reasoning": "It is good.", "score": 7}', 7),
+        ('The opening tag is not there.</think>{"score": 7}', 7),
+        ('{"reasoning": "It ends in </think> and {\\"score\\": 1}.", "score": 7}', 7),
         ('{"reasoning": "it says \\"score: 10\\" and } and {", "score": 2}', 2),
         ('{"reasoning": "two\nlines", "score": 7}', 7),
         ('{"parts": {"score": 3}, "score": 7}', 7),
@@ -64,6 +67,23 @@ def test_a_score_that_is_no_integer_from_1_to_10_is_out_of_range(value):
 )
 def test_a_number_that_is_not_in_the_field_asked_for_does_not_count(text):
     with pytest.raises(Unparsable):
+        read_score(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('The format is {"score": 1}. My verdict: {"score": 7}', "two verdicts that differ"),
+        ('{"score": 7} or rather {"reasoning": "No.", "score": 2}', "two verdicts that differ"),
+        ('<think>Hm.</think>{"score": 7}{"score": 8}', "two verdicts that differ"),
+        ('Perhaps {"score": 3}.</think>{"score": 7}', "in front of </think>"),
+        ('{"score": 9}</think> I would rather not say.', "in front of </think>"),
+        ('{"score": 9}</think>', "in front of </think>"),
+        ('<think>Hm.</think>{"score": 3} again </think>{"score": 7}', "in front of </think>"),
+    ],
+)
+def test_no_verdict_is_chosen_from_several(text, reason):
+    with pytest.raises(Unparsable, match=reason):
         read_score(text)
 
 

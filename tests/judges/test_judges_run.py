@@ -1,8 +1,10 @@
 """Runs of a judge: the cache, kills, several processes, limits, event loops and secrets."""
 
 import asyncio
+import errno
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -197,20 +199,17 @@ def test_a_broken_line_in_the_middle_is_an_error_with_file_and_line(tmp_path):
 
 
 def test_lines_are_read_once(tmp_path):
-    class Counting(Cache):
-        n_read = 0
-
-        def _row(self, line):
-            self.n_read += 1
-            return super()._row(line)
-
     path = tmp_path / "judge.jsonl"
-    writer, reader = Cache(path), Counting(path)
+    writer, reader = Cache(path), Cache(path)
     for step in range(5):
         for i in range(100):
             writer.add({"key": f"{step}-{i}", "text": "x"})
         reader.refresh()
-    assert len(reader.rows) == reader.n_read == 500
+        assert len(reader.rows) == 100 * (step + 1)
+        # Nothing that was read before is looked at again, or this would be an error.
+        path.write_bytes(path.read_bytes().replace(b"{", b"#"))
+    with pytest.raises(ValueError, match="line 1 is no row"):
+        Cache(path).refresh()
 
 
 def test_a_killed_run_continues_with_what_is_missing(tmp_path):
@@ -262,6 +261,27 @@ def test_long_rows_of_two_writers_do_not_mix(tmp_path):
     found = rows(path)
     assert sorted(row["key"] for row in found) == sorted(f"{n}{i}" for n in "ab" for i in range(60))
     assert all(row["text"] == row["key"][0] * 20_000 for row in found)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_no_answer_is_lost_where_files_cannot_be_locked(tmp_path, monkeypatch, code):
+    path = tmp_path / "judge.jsonl"
+
+    def flock(file, operation):
+        raise OSError(code, os.strerror(code))
+
+    with serve([score(7)]) as server:
+        Judge(settings(server.url), path, show_progress=False).quality(ITEMS[:1])
+        monkeypatch.setattr("fcntl.flock", flock)
+        Judge(settings(server.url), path, show_progress=False).quality(ITEMS[:3])
+        others = Judge(settings(server.url), path, show_progress=False)
+        assert [v.cached for v in others.quality(ITEMS[:4])] == [True, True, True, False]
+        monkeypatch.undo()
+        again = Judge(settings(server.url), path, show_progress=False).quality(ITEMS[:4])
+        assert all(verdict.cached for verdict in again)
+    assert len(server.requests) == 4
+    own = tmp_path / f"judge.jsonl.{platform.node()}-{os.getpid()}.jsonl"
+    assert (len(rows(path)), len(rows(own))) == (1, 3)
 
 
 # Cost and limits.

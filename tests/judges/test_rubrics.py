@@ -85,6 +85,7 @@ def test_advancedif_end_to_end():
         "n_rows_unjudged": 3,
         "n_rubrics_without_verdict": 8,
         "n_flag_disagrees": 0,
+        "n_flag_disagrees_with_others": 0,
     }
     # The released scorer pools the eight criteria that the judge answered.
     assert scores.released["advancedif_micro_rubric_pass"] == pytest.approx(100 * 7 / 8)

@@ -115,7 +115,6 @@ def test_hub_data_that_cannot_be_had_are_a_clear_error(name):
         (ours(True, True), (True, True), None),
         (f"First I look.\n```json\n{ours(True, False)}\n```\nDone.", (True, False), None),
         (f"<think>{ours(False, False)}</think>{ours(True, True)}", (True, True), None),
-        (f"The response says {ours(True, True)}. {ours(False, False)}", (False, False), None),
         (released(question_1="Yes", question_2="no"), (True, False), True),
         (released("no", question_1="Its eyes are blue", question_2="YES"), (True, True), False),
         (released(question_2="Yes"), (None, True), True),
@@ -134,6 +133,7 @@ def test_judge_texts_that_are_read(text, satisfied, flag):
     "text",
     [
         "",
+        f"The response says {ours(True, True)}. {ours(False, False)}",
         "Yes, all criteria are met.",
         ours(True),
         ours(True, True, True),
@@ -180,6 +180,21 @@ def test_the_released_numbers_follow_the_flag_and_the_criteria_that_were_answere
     assert (scores.released["rubrics_counted"], scores.released["n_failed"]) == (3, 1)
     with pytest.raises(RubricError, match="row-1: no verdict on criterion 2"):
         benchmark.score(items, verdicts, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("flag", "overall", "disagrees"),
+    [("YES", "NO", 1), ("YES", "yes", 0), ("NO", "NO", 0), ("NO", "YES", 0)],
+)
+def test_a_flag_that_leaves_out_what_else_the_judge_answered_is_counted(flag, overall, disagrees):
+    item = CifItem("row-1", user_turn("Hi."), tuple("ABCDEF"))
+    six = {f"question_{n}": "Yes" for n in range(1, 7)}
+    verdict = judged(item, released(flag, **six, overall=overall))
+    scores = AdvancedIF().score([item], {"row-1": verdict})
+    assert scores.counts["n_flag_disagrees_with_others"] == disagrees
+    # Against the six criteria, all of which are met.
+    assert scores.counts["n_flag_disagrees"] == (flag == "NO")
+    assert scores.metrics["advancedif_overall_pass_rate"] == 100
 
 
 def test_a_verdict_of_the_wrong_length_is_refused():

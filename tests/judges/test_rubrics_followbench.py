@@ -248,7 +248,6 @@ def ask(level, text):
     [
         (1, '{"reason": "NO doubt", "verdicts": ["YES"]}', (True,)),
         (2, '{"verdicts": ["YES", "NO"], "reason": "["}', (True, False)),
-        (2, 'I quote {"verdicts": ["YES", "YES"]}: {"verdicts": ["NO", "NO"]}', (False, False)),
         (1, "So: YES", (True,)),
         (1, "NO", (False,)),
         (1, "UNKNOWN", (False,)),
@@ -265,6 +264,7 @@ def test_judge_texts_that_are_read(level, text, value):
     ("level", "text"),
     [
         (1, '{"reason": "YES", "verdicts": []}'),
+        (2, 'I quote {"verdicts": ["YES", "YES"]}: {"verdicts": ["NO", "NO"]}'),
         (1, '{"reason": "YES, it does", "verd'),
         (1, '{"answer": "YES"}'),
         (1, 'Here: {"verdicts": ["YES"'),

@@ -14,7 +14,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -95,11 +95,13 @@ class Reading:
 
     `satisfied` is parallel to the criteria, None where the judge gave no verdict; `flag` is its
     overall verdict, None if it gave none; `released` is None where the released scorer fails.
+    `others` says whether all that it answered beside the criteria says yes.
     """
 
     satisfied: tuple[bool | None, ...]
     flag: bool | None
     released: ReleasedRow | None
+    others: bool = True
 
 
 @dataclass(frozen=True)
@@ -191,6 +193,11 @@ class AdvancedIF:
                 _judged(row) and reading.flag is not None and reading.flag != all(row)
                 for row, reading in zip(rows, readings, strict=True)
             ),
+            # Apart from those: the released scorer and the golden vectors know the criteria alone.
+            "n_flag_disagrees_with_others": sum(
+                bool(_judged(row) and reading.flag and not reading.others)
+                for row, reading in zip(rows, readings, strict=True)
+            ),
         }
         metrics = {
             "advancedif_overall_pass_rate": percent(sum(passed), len(rows)),
@@ -214,7 +221,7 @@ def read_answer(text: str, n: int, whole_words: bool = False) -> Reading:
         return _read_ours(value, n)
     reading = _read_released(value, n, whole_words)
     if reading.released is not None and not _is_json(without_reasoning(text)):
-        reading = Reading(reading.satisfied, reading.flag, None)
+        reading = replace(reading, released=None)
     if not _judged(reading.satisfied):
         raise Unparsable("no verdict on any criterion", reading)
     return reading
@@ -262,9 +269,12 @@ def _read_released(value: Mapping[str, Any], n: int, whole_words: bool) -> Readi
     if not all(isinstance(text, str) for text in checks.values()):
         raise Unparsable("an entry of 'rubrics_check' is not a text")
     yes = {key: _says_yes(text, whole_words) for key, text in checks.items()}
-    satisfied = tuple(yes.get(f"question_{number}") for number in range(1, n + 1))
+    names = [f"question_{number}" for number in range(1, n + 1)]
+    satisfied = tuple(map(yes.get, names))
+    others = all(said for name, said in yes.items() if name not in names)
     released = ReleasedRow(flag, len(yes), sum(yes.values()), satisfied.count(True) / n)
-    return Reading(satisfied, flag.lower() == "yes" if FLAG in value else None, released)
+    says_yes = flag.lower() == "yes" if FLAG in value else None
+    return Reading(satisfied, says_yes, released, others)
 
 
 def _says_yes(text: str, whole_words: bool) -> bool:

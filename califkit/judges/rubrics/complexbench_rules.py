@@ -22,7 +22,7 @@ from typing import Any
 from califkit.judges.parsing import Unparsable, find_object, outermost_objects, without_reasoning
 
 _FULL_WIDTH = str.maketrans(",.!?:;()", "，。！？：；（）")
-_QUOTES = "\"'“”‘’「」『』"
+_QUOTES = "\"'`“”‘’「」『』＂＇｀"
 _SENTENCE_ENDS = ("", "。", "？")
 
 _HEADING = "【模型回复中评分问题的评测对象】"
