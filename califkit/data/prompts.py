@@ -26,6 +26,7 @@ def training_prompts(settings: DataSettings) -> load.Loaded:
             constraint_ids=settings.constraint_ids,
             min_constraints=settings.min_constraints,
             max_constraints=settings.max_constraints,
+            part=settings.part,
         )
         return load.load_rows(rows, source="composer")
     loaded = load_source(settings.source, settings.revision, split="train")

@@ -164,7 +164,7 @@ class Settings(Frozen):
         # Without the semantics: responses do not depend on how they are judged later.
         how = ResponseSettings(**self.evaluation.model_dump(exclude={"semantics"}))
         if benchmark is not None:
-            how = how.model_copy(update={"benchmark": benchmark})
+            how = how.model_copy(update={"benchmark": benchmark, "composed": None})
         return [
             GenerateStage(
                 model=self.model,

@@ -48,8 +48,9 @@ class DataSettings(Frozen):
 
     ``source`` is ``composer`` (prompts composed from the requests shipped with the package),
     ``hub:<name>`` (for instance ``hub:allenai/IF_multi_constraints_upto5``) or the path of a JSONL
-    file in the hub's layout. ``constraint_ids`` restricts the composer to these ids; like the
-    numbers of constraints it is refused with another source, which it would not change.
+    file in the hub's layout. ``constraint_ids`` restricts the composer to these ids, ``part`` to a
+    part of its requests (half of them for training, a quarter each for pilots and for tests); like
+    the numbers of constraints they are refused with another source, which they would not change.
     """
 
     source: str = "composer"
@@ -57,6 +58,7 @@ class DataSettings(Frozen):
     min_constraints: Count = 1
     max_constraints: Annotated[int, Field(ge=1, le=5)] = 5
     constraint_ids: tuple[str, ...] | None = None
+    part: Literal["train", "pilot", "test"] | None = None
     revision: str | None = None
     seed: Seed = 0
 
@@ -73,7 +75,7 @@ class DataSettings(Frozen):
     def _only_the_composer_composes(self) -> DataSettings:
         if self.source == "composer":
             return self
-        for name in ("constraint_ids", "min_constraints", "max_constraints"):
+        for name in ("constraint_ids", "part", "min_constraints", "max_constraints"):
             value, default = getattr(self, name), type(self).model_fields[name].default
             if value != default:
                 raise ValueError(
@@ -183,12 +185,29 @@ class TrainingSettings(Frozen):
 
 
 class ResponseSettings(Frozen):
-    """Responses on the test prompts (paper section 4; non-thinking sampling by default)."""
+    """Responses on the test prompts (paper section 4; non-thinking sampling by default).
+
+    ``benchmark`` is ``ifbench``, a rubric benchmark, ``hub:<name>``, the path of a JSONL file, or
+    ``composer``: prompts composed as ``composed`` says, with the constraint types of training.
+    """
 
     benchmark: str = "ifbench"
+    composed: DataSettings | None = None
     n_prompts: Count | None = None
     prompt_seed: Seed = 0
     sampling: Sampling = Sampling(temperature=0.7, top_p=0.8, top_k=20, max_tokens=2048)
+
+    @model_validator(mode="after")
+    def _composed_prompts_say_how(self) -> ResponseSettings:
+        composer = "composer"
+        if (self.benchmark == composer) != (self.composed is not None):
+            raise ValueError(
+                f"benchmark = {self.benchmark}: the group composed says how prompts of benchmark = "
+                "composer are made, and does nothing without it"
+            )
+        if self.composed is not None and self.composed.source != composer:
+            raise ValueError(f"composed.source = {self.composed.source}: must be composer")
+        return self
 
 
 class EvaluationSettings(ResponseSettings):

@@ -215,6 +215,21 @@ def test_requests_are_used_once_before_one_is_used_again(rows):
     assert used[:total] != used[total : 2 * total]
 
 
+@pytest.mark.parametrize("seeds", [(0, 0, 0), (0, 1, 2)])
+def test_prompts_of_different_parts_share_no_request(seeds):
+    parts = [
+        {request(row) for row in compose(400, seed, part=part)}
+        for part, seed in zip(("train", "pilot", "test"), seeds, strict=True)
+    ]
+    for a, b in combinations(parts, 2):
+        assert not a & b
+    assert set.union(*parts) == set(composer.requests())
+    train, pilot, test = map(len, parts)
+    assert train > pilot + 20 and train > test + 20 and min(pilot, test) > 100
+    with pytest.raises(ValueError, match="part = 'dev': none of train, pilot, test"):
+        compose(1, 0, part="dev")
+
+
 # --- constraints ----------------------------------------------------------------------------------
 
 

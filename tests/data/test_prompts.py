@@ -37,6 +37,16 @@ def test_the_composed_prompts_of_a_profile_have_their_requests():
     assert all(c.id in settings.constraint_ids for i in loaded.instances for c in i.constraints)
 
 
+def test_test_prompts_can_be_composed_like_those_of_training():
+    how = load_params("cpu").settings.data
+    train, test = (how.model_copy(update={"part": part}) for part in ("train", "test"))
+    settings = EvaluationSettings(benchmark="composer", composed=test)
+    asked = generation.benchmark_prompts(settings).instances
+    assert asked == prompts.training_prompts(test).instances
+    trained = {i.request for i in prompts.training_prompts(train).instances}
+    assert len(asked) == how.n_prompts and not trained & {i.request for i in asked}
+
+
 # Rubric benchmarks.
 
 

@@ -272,6 +272,7 @@ CHANGES = {
     "data.min_constraints": (2, ANCHORS),
     "data.max_constraints": (4, ANCHORS),
     "data.constraint_ids": (["punctuation:no_comma"], ANCHORS),
+    "data.part": ("train", ANCHORS),
     "data.revision": ("abc", ANCHORS),
     "data.seed": (1, ANCHORS),
     "anchors.sampling.batch_size": (16, ANCHORS),
@@ -317,7 +318,7 @@ CHANGES = {
 # These have tests of their own below.
 ELSEWHERE = {"alpha", "methods", "train_seeds", "eval_seeds", "evaluation.semantics"}
 ELSEWHERE |= {"region_draws", "judge", "self_judge", "stronger_judge", "tau", "rubrics"}
-ELSEWHERE |= {"execution.judges", "identification"}
+ELSEWHERE |= {"execution.judges", "identification", "evaluation.composed"}
 # Anchors are drawn as the rollouts are.
 ANCHOR_SAMPLING = {"temperature": 0.9, "top_p": 0.9, "top_k": 5, "max_tokens": 9}
 ELSEWHERE |= {f"anchors.sampling.{name}" for name in ANCHOR_SAMPLING}
@@ -557,3 +558,20 @@ def test_request_identification_is_a_stage_of_its_own(write):
     assert stage_hash(stages[0]) != stage_hash(otherwise.identification_stages()[0])
     with pytest.raises(ParamsError, match=r"settings.identification.requests: .* \(got 1\)"):
         load_params(write({"identification": {"requests": 1}}))
+
+
+def test_composed_test_prompts_split_responses_alone(write):
+    composed = {"benchmark": "composer", "composed": {"part": "test"}}
+    plain, asked = (
+        load_params(write(settings)).settings for settings in ({}, {"evaluation": composed})
+    )
+    hashes = stage_hashes(plain), stage_hashes(asked)
+    assert {kind for kind in hashes[0] if hashes[0][kind] != hashes[1][kind]} == RESPONSES
+    assert asked.generate_stages("followbench") == plain.generate_stages("followbench")
+    for refused in (
+        {"benchmark": "composer"},
+        {"composed": {}},
+        {"benchmark": "composer", "composed": {"source": "rows.jsonl"}},
+    ):
+        with pytest.raises(ParamsError, match="settings.evaluation: .*compose"):
+            load_params(write({"evaluation": refused}))
