@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from filelock import FileLock
 
 from califkit.anchors.rows import (
     SIDES,
@@ -54,6 +53,7 @@ from califkit.models.reasoning import final_answer
 from califkit.models.resolve import load_model, load_tokenizer, resolve
 from califkit.runs.folders import Run, open_run, versions
 from califkit.runs.jsonl import RowLog
+from califkit.runs.locks import locked
 from califkit.runs.paths import check_writable, explaining_full_disk
 from califkit.runs.settings import AnchorSettings, Execution
 from califkit.runs.stages import AnchorStage
@@ -125,7 +125,7 @@ def compute_anchors(
     units = draw_units(loaded.instances, stage.anchors.draws, stage.anchors.sampling.batch_size)
     sizes = [len(unit) for unit in units]
     check_writable(run.folder)
-    with explaining_full_disk(run.folder), FileLock(run.folder / f".{name}.lock"):
+    with explaining_full_disk(run.folder), locked(run.folder / f".{name}.lock"):
         if run.is_complete:
             return run
         run.pin_data(loaded.sha256)

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from filelock import FileLock
 
 from califkit.anchors.measure import Draw, bytes_needed, draw_and_score, draw_units, drawing
 from califkit.anchors.rows import SIDES, AnchorError
@@ -23,6 +22,7 @@ from califkit.data.load import Instance
 from califkit.models.engines import check_engine
 from califkit.runs.folders import Run
 from califkit.runs.jsonl import RowLog, finished_rows
+from califkit.runs.locks import locked
 from califkit.runs.paths import check_writable, explaining_full_disk
 from califkit.runs.settings import Execution
 from califkit.runs.units import resume_units, run_units
@@ -67,7 +67,7 @@ def draw_probe(
     units = draw_units(probed, PROBE_DRAWS, stage.anchors.sampling.batch_size)
     sizes = [len(unit) for unit in units]
     check_writable(run.folder)
-    with explaining_full_disk(run.folder), FileLock(run.folder / ".probe.lock"):
+    with explaining_full_disk(run.folder), locked(run.folder / ".probe.lock"):
         log = RowLog(run.folder / PROBE)
         known = {row["probe"] for row in log.rows()}
         if known - {n_prompts}:

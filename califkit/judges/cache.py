@@ -8,7 +8,6 @@ own beside the shared one; readers read them all.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import glob
 import json
@@ -20,9 +19,8 @@ from typing import Any
 
 from califkit.runs.jsonl import cut_torn_line, whole_lines
 from califkit.runs.judge_settings import JudgeModel
+from califkit.runs.locks import NO_LOCKS
 from califkit.runs.paths import runs_dir
-
-_NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP}
 
 
 class Cache:
@@ -65,7 +63,7 @@ class Cache:
         try:
             _append(self.path, line, locked=True)
         except OSError as error:
-            if error.errno not in _NO_LOCKS:
+            if error.errno not in NO_LOCKS:
                 raise
             own = f"{self.path.name}.{platform.node()}-{os.getpid()}.jsonl"
             _append(self.path.with_name(own), line, locked=False)

@@ -18,9 +18,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from filelock import FileLock
-
 from califkit import CalifkitError
+from califkit.runs.locks import locked
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -172,7 +171,7 @@ def _build_once(folder: Path, build: Callable[[Path], None]) -> Path:
     if folder.is_dir():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder.parent / f".{folder.name}.lock"):
+    with locked(folder.parent / f".{folder.name}.lock"):
         if folder.is_dir():
             return folder
         # Under the lock the name is ours, so what a killed builder left is cleared here too.

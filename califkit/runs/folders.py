@@ -21,10 +21,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
-
 from califkit import CalifkitError
 from califkit.runs.jsonl import replace_file, write_json
+from califkit.runs.locks import locked
 from califkit.runs.paths import results_dir, runs_dir
 from califkit.runs.stages import Stage, stage_hash
 
@@ -81,7 +80,7 @@ class Run:
             yield False
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(self.folder / ".lock"):
+        with locked(self.folder / ".lock"):
             yield not self.is_complete
 
     def pin_data(self, sha256: str) -> None:

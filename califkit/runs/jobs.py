@@ -21,12 +21,12 @@ from typing import Any
 
 import psutil
 import submitit
-from filelock import FileLock
 from submitit.helpers import Checkpointable
 
 from califkit.runs.compute import compute
 from califkit.runs.folders import Run
 from califkit.runs.jsonl import write_json
+from califkit.runs.locks import locked
 from califkit.runs.machine import cores, end_with_parent, in_slurm_queue, kill_tree
 from califkit.runs.settings import Execution
 from califkit.runs.stages import Stage
@@ -83,7 +83,7 @@ def start(
     """
     local = execution.cluster == "local"
     run.folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(run.folder / ".submit.lock"):
+    with locked(run.folder / ".submit.lock"):
         if job := find_job(run):
             return job
         try:
