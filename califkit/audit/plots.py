@@ -9,10 +9,10 @@ from matplotlib.figure import Figure
 
 from califkit.audit.compare import Audit
 from califkit.audit.statistics import Difference
-from califkit.exhibits.plots import COLOURS, MARKERS
+from califkit.exhibits.methods import look
 
-_COLOURS = {"base": COLOURS["base"], "trained": COLOURS["if_rlvr"]}
-_MARKERS = {"base": MARKERS["base"], "trained": MARKERS["if_rlvr"]}
+_COLOURS = {"base": look("base").colour, "trained": look("if_rlvr").colour}
+_MARKERS = {"base": look("base").marker, "trained": look("if_rlvr").marker}
 _STYLE = {
     "figure.constrained_layout.use": True,
     "font.size": 11,

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from califkit.exhibits import paper
+from califkit.exhibits.methods import label
 from califkit.exhibits.plaintext import block, code_span
 from califkit.exhibits.types import _measured, judges
 
@@ -25,11 +26,11 @@ def repetitions(responses: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     methods = [m for m in responses["method"].unique() if m != "base"] or ["base"]
     order = "lowest distinct-2, then highest log-likelihood"
     if "direct_bonus" in methods:
-        methods, rule = ["direct_bonus"], f"{order}, under the {paper.METHODS['direct_bonus']}"
+        methods, rule = ["direct_bonus"], f"{order}, under the {label('direct_bonus')}"
     else:
         rule = (
-            f"this profile has no run of the {paper.METHODS['direct_bonus']} (direct_bonus in "
-            f"settings.methods), so: {order}, among {', '.join(map(_label, methods))}"
+            f"this profile has no run of the {label('direct_bonus')} (direct_bonus in "
+            f"settings.methods), so: {order}, among {', '.join(map(label, methods))}"
         )
     found = responses[responses["method"].isin(methods)].dropna(subset=["distinct_2"])
     found = found.sort_values(["distinct_2", "loglik"], ascending=[True, False], kind="stable")
@@ -79,7 +80,7 @@ def side_by_side(responses: pd.DataFrame, pick: pd.Series, methods: Sequence[str
     rows: list[dict[str, Any]] = []
     for method in methods:
         own = same[same["method"] == method]
-        row = {"policy": _label(method), "key": pick["key"], "eval_seed": pick["eval_seed"]}
+        row = {"policy": label(method), "key": pick["key"], "eval_seed": pick["eval_seed"]}
         if own.empty:
             note = "not measured: this profile has no run with this reward"
             rows.append(row | {"verdict": "", "response": "", "judge": "", "note": note})
@@ -99,10 +100,6 @@ def side_by_side(responses: pd.DataFrame, pick: pd.Series, methods: Sequence[str
         columns=["policy", "key", "eval_seed", *columns, "verdict", "response", "judge", "note"],
     )
     return table.astype(dict.fromkeys(columns, float))
-
-
-def _label(method: str) -> str:
-    return paper.METHODS.get(method, method)
 
 
 def as_text(prompt: str, ids: Sequence[str], rows: pd.DataFrame, limit: int = 1400) -> str:
@@ -131,53 +128,13 @@ def _number(value: float) -> str:
     return "undefined" if np.isnan(value) else f"{value:.2f}"
 
 
-# ------------------------------------------------------------------ the paper's examples
-
-_PAPER = {
-    6: (
-        ("base", 5, -1.25, None, "about ten facts"),
-        ("if_rlvr", 2, -5.05, None, "one sentence on the topic, then one about emoji"),
-        ("calif", 7, -0.84, None, "about nine fuller sentences"),
-        ("direct_bonus", 1, -0.04, None, "several hundred copies of one emoji"),
-    ),
-    7: (
-        ("base", 5, np.nan, "fail", "plain paragraphs without the required bullets"),
-        ("if_rlvr", 1, np.nan, "pass", "only the four names, no definition"),
-        ("calif", 6, np.nan, "pass", "one line of definition for each name"),
-    ),
-    8: (
-        ("base", 7, np.nan, "pass", "an explanation"),
-        ("if_rlvr", 1, np.nan, "pass", "a single word, config"),
-        ("calif", 7, np.nan, "pass", "an explanation"),
-    ),
-}
-
-PAPER_QUERIES = {
-    6: "IFBench key 70 (format:emoji): relativistic speed, an emoji after every sentence",
-    7: "IFBench key 83 (format:list): define four kinds of music, with !?!? as the bullet",
-    8: "IFBench key 255 (words:repeats): explain a function, no word more than five times",
-}
-"""The prompts of the paper's Tables 6 to 8 (Qwen3-1.7B), in our words."""
-
-
-def paper_example(table: int) -> pd.DataFrame:
-    """The paper's Table 6, 7 or 8: a row a policy, scores as printed, responses in our words.
-
-    Columns: ``policy``, ``response_quality``, ``loglik`` (Table 6 only), ``verdict`` (Tables 7 and
-    8 only), ``response (described)``.
-    """
-    columns = ["policy", "response_quality", "loglik", "verdict", "response (described)"]
-    frame = pd.DataFrame(_PAPER[table], columns=columns)
-    return frame.assign(policy=frame["policy"].map(_label)).dropna(axis="columns", how="all")
-
-
 def beside_example(rows: pd.DataFrame | None, table: int) -> pd.DataFrame:
     """A `side_by_side` with the paper's example in columns of its own (``paper: ...``).
 
     The prompts differ, so the numbers are not compared one by one. Responses become `code_span`.
     ``rows`` is None where the run has no example; then the notes say so.
     """
-    printed = paper_example(table)
+    printed = paper.example(table)
     if rows is None:
         note = "not measured: this profile has no such example"
         here = pd.DataFrame({"policy": printed["policy"], "note": note})

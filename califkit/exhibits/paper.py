@@ -17,6 +17,8 @@ from importlib import resources
 
 import pandas as pd
 
+from califkit.exhibits.methods import label
+
 CONFIGURATIONS = {
     "qwen3-1.7b": "Qwen3-1.7B",
     "qwen3-1.7b-thinking": "Qwen3-1.7B (thinking)",
@@ -27,18 +29,11 @@ CONFIGURATIONS = {
 }
 """The five configurations and their average, with labels."""
 
-METHODS = {
-    "base": "base",
-    "if_rlvr": "IF-RLVR",
-    "calif": "CaLIF",
-    "direct_bonus": "direct likelihood bonus",
-    "no_lower": "CaLIF without lower bound",
-    "no_upper": "CaLIF without upper bound",
-    "inner_region": "CaLIF, inner 95 % region",
-    "outer_region": "CaLIF, outer 95 % region",
-    "self_judge": "self judge",
-    "stronger_judge": "stronger judge",
-}
+METHODS = (
+    *("base", "if_rlvr", "calif", "direct_bonus", "no_lower", "no_upper"),
+    *("inner_region", "outer_region", "self_judge", "stronger_judge"),
+)
+"""Methods of which it prints numbers, by the names of `califkit.exhibits.methods.LOOKS`."""
 
 RUBRIC_METRICS = {
     "advancedif_overall_pass_rate": "AdvancedIF (CIF): overall pass rate (%)",
@@ -54,7 +49,7 @@ RUBRIC_METRICS = {
 """The nine metrics of Table 1, with their labels."""
 
 METRICS = (
-    "prompt_loose",
+    "prompt_level_loose_acc",
     "response_quality",
     "loglik",
     "tokens",
@@ -84,6 +79,17 @@ ANCHORS = {"temperature": 1.0, "draws": 1, "max_tokens": 2048}
 """How l0 and l1 are drawn (the token limit is taken to be that of the rollouts)."""
 
 NOT_PRINTED = "not printed in the paper"
+
+LEADING_TYPE = "words"
+"""The constraint type that leads in Fig. 7: hardest for the base policy; under IF-RLVR the one that
+gains most Constraint Satisfaction and loses most response quality and length."""
+
+QUERIES = {
+    6: "IFBench key 70 (format:emoji): relativistic speed, an emoji after every sentence",
+    7: "IFBench key 83 (format:list): define four kinds of music, with !?!? as the bullet",
+    8: "IFBench key 255 (words:repeats): explain a function, no word more than five times",
+}
+"""The prompts of Tables 6 to 8 (Qwen3-1.7B), in our words."""
 
 
 @dataclass(frozen=True)
@@ -176,6 +182,18 @@ def pairwise() -> pd.DataFrame:
     ``adjusted_win_rate`` in percent.
     """
     return _resource("paper_pairwise.csv")
+
+
+def example(number: int) -> pd.DataFrame:
+    """Table 6, 7 or 8: a row a policy, scores as printed, responses in our words.
+
+    Columns: ``policy``, ``response_quality``, ``loglik`` (Table 6 only), ``verdict`` (Tables 7 and
+    8 only), ``response (described)``.
+    """
+    rows = _resource("paper_examples.csv").query("table == @number").dropna(axis="columns")
+    rows = rows.drop(columns="table").rename(columns={"response": "response (described)"})
+    rows.insert(0, "policy", rows.pop("method").map(label))
+    return rows.reset_index(drop=True)
 
 
 def _resource(name: str) -> pd.DataFrame:

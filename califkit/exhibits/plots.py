@@ -21,35 +21,15 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from califkit.exhibits.methods import LOOKS, MAIN
 from califkit.runs.paths import project_root
 
-METHODS = ("base", "if_rlvr", "calif")
-"""Methods of the main figures, in their order."""
-
-# Of every method; hue, marker and line together tell any two apart, also without colours.
-LABELS = {
-    "base": "base",
-    "if_rlvr": "IF-RLVR",
-    "calif": "CaLIF",
-    "direct_bonus": "direct bonus",
-    "no_lower": "CaLIF without lower bound",
-    "no_upper": "CaLIF without upper bound",
-    "no_lower_dev": "without lower bound (development code)",
-    "no_upper_dev": "without upper bound (development code)",
-    "inner_region": "CaLIF, inner 95 % region",
-    "outer_region": "CaLIF, outer 95 % region",
-    "self_judge": "self judge",
-    "stronger_judge": "stronger judge",
-}
-_HUES = "#333333 #D55E00 #0072B2 #CC79A7 #009E73 #E69F00 #009E73 #E69F00 #56B4E9 #56B4E9"
-COLOURS = dict(zip(LABELS, [*_HUES.split(), "#7F7F7F", "#7F7F7F"], strict=True))
-MARKERS = dict(zip(LABELS, "os^Dv<P>XphH", strict=True))
-LINES = dict(zip(LABELS, ": -- - -. - - -- -- - -- -. :".split(), strict=True))
-HATCHES = dict(
-    zip(
-        LABELS, ["", "//", "..", "xx", "\\\\", "||", "--", "++", "oo", "OO", "**", "/"], strict=True
-    )
-)
+METHODS = MAIN
+LABELS = {method: look.label for method, look in LOOKS.items()}
+COLOURS = {method: look.colour for method, look in LOOKS.items()}
+MARKERS = {method: look.marker for method, look in LOOKS.items()}
+LINES = {method: look.line for method, look in LOOKS.items()}
+HATCHES = {method: look.hatch for method, look in LOOKS.items()}
 
 ZONE_COLOURS = {
     "below": "#E69F00",
@@ -313,7 +293,7 @@ def main_results(table: pd.DataFrame) -> np.ndarray:
     Parameters
     ----------
     table
-        Rows of `califkit.exhibits.summary.beside_paper` for the metrics ``prompt_loose``,
+        Rows of `califkit.exhibits.summary.beside_paper` for the metrics ``prompt_level_loose_acc``,
         ``loglik`` and ``response_quality``.
 
     Returns
@@ -365,7 +345,7 @@ def _why_empty(group: pd.DataFrame) -> str:
 
 def _satisfaction_rows(ax: Axes, table: pd.DataFrame) -> None:
     """A row a configuration: markers at base and each trained policy, arrows from the base."""
-    groups = _wide(table, "prompt_loose")
+    groups = _wide(table, "prompt_level_loose_acc")
     names = []
     for y, ((source, name), group) in zip(range(len(groups))[::-1], groups.items(), strict=True):
         names.append(f"{name}\n({source})")
@@ -385,7 +365,7 @@ def _satisfaction_rows(ax: Axes, table: pd.DataFrame) -> None:
 
 def _arrows(ax: Axes, table: pd.DataFrame, metric: str) -> None:
     """The plane of Constraint Satisfaction and another metric, arrows from base to trained."""
-    satisfaction = _wide(table, "prompt_loose")
+    satisfaction = _wide(table, "prompt_level_loose_acc")
     for (source, name), group in _wide(table, metric).items():
         along = satisfaction[source, name]
         points = {
@@ -501,13 +481,13 @@ def constraint_types(table: pd.DataFrame) -> np.ndarray:
         The three Axes.
     """
     labels = {
-        "prompt_loose": SATISFACTION,
+        "prompt_level_loose_acc": SATISFACTION,
         "response_quality": "response quality (1 to 10)",
         "tokens": "response length (tokens)",
     }
     types = list(dict.fromkeys(table["type"]))
     methods = [method for method in METHODS if method in set(table["method"])]
-    counts = table[table["metric"] == "prompt_loose"].groupby("type")["n"].max()
+    counts = table[table["metric"] == "prompt_level_loose_acc"].groupby("type")["n"].max()
     width = 0.84 / len(methods)
     _, axes = plt.subplots(1, 3, figsize=(0.78 * (3 * len(types) + 1) + 1.2, 3.9))
     for ax, (metric, label) in zip(axes, labels.items(), strict=True):

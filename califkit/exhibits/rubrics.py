@@ -10,6 +10,7 @@ import pandas as pd
 
 from califkit import metrics
 from califkit.exhibits import paper
+from califkit.exhibits.methods import label
 from califkit.exhibits.summary import NO_JUDGE
 from califkit.generation import whose
 from califkit.judges.rubrics import BENCHMARKS, RubricError
@@ -168,7 +169,7 @@ def printed_table() -> pd.DataFrame:
         sort=False,
     )
     wide = wide[list(paper.RUBRIC_METRICS)].rename(columns=paper.RUBRIC_METRICS)
-    names = [(paper.CONFIGURATIONS[c], paper.METHODS[m]) for c, m in wide.index]
+    names = [(paper.CONFIGURATIONS[c], label(m)) for c, m in wide.index]
     wide.index = pd.MultiIndex.from_tuples(names, names=wide.index.names)
     return wide.rename_axis(columns=None)
 
@@ -183,7 +184,7 @@ def cells_above(cells: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for first, second in PAIRS:
         both = wide.reindex(columns=[first, second]).dropna()
-        name = f"{paper.METHODS[first]} above {paper.METHODS[second]}"
+        name = f"{label(first)} above {label(second)}"
         rows.append((name, int((both[first] > both[second]).sum()), len(both)))
     return pd.DataFrame(rows, columns=["comparison", "above", "cells"])
 

@@ -13,6 +13,7 @@ from califkit import metrics
 from califkit.evaluation.quality import QUALITY, quality_by_run
 from califkit.evaluation.scores import SCORES, _or_nan
 from califkit.exhibits import paper
+from califkit.exhibits.methods import MAIN, label
 from califkit.generation import RESPONSES, whose
 from califkit.runs.folders import Run, open_run
 from califkit.runs.jsonl import read_jsonl
@@ -21,10 +22,10 @@ from califkit.runs.stages import stage_hash
 NO_JUDGE = "not measured: no judge configured"
 
 METRICS = {
-    "prompt_loose": "Constraint Satisfaction (prompt-level loose, %)",
-    "prompt_strict": "prompt-level strict (%)",
-    "instruction_loose": "instruction-level loose (%)",
-    "instruction_strict": "instruction-level strict (%)",
+    "prompt_level_loose_acc": "Constraint Satisfaction (prompt-level loose, %)",
+    "prompt_level_strict_acc": "prompt-level strict (%)",
+    "inst_level_loose_acc": "instruction-level loose (%)",
+    "inst_level_strict_acc": "instruction-level strict (%)",
     "loglik": "reference log-likelihood given the request (nats per token)",
     "tokens": "response length (tokens)",
     "distinct_2": "distinct-2",
@@ -37,10 +38,10 @@ def run_metrics(scores: Sequence[dict[str, Any]]) -> dict[str, float]:
     strict = [row["strict"] for row in scores]
     loose = [row["loose"] for row in scores]
     values = {
-        "prompt_loose": metrics.prompt_accuracy(loose),
-        "prompt_strict": metrics.prompt_accuracy(strict),
-        "instruction_loose": metrics.instruction_accuracy(loose),
-        "instruction_strict": metrics.instruction_accuracy(strict),
+        "prompt_level_loose_acc": metrics.prompt_accuracy(loose),
+        "prompt_level_strict_acc": metrics.prompt_accuracy(strict),
+        "inst_level_loose_acc": metrics.instruction_accuracy(loose),
+        "inst_level_strict_acc": metrics.instruction_accuracy(strict),
     }
     for name in ("loglik", "tokens", "distinct_2"):
         values[name] = metrics.nan_mean([_or_nan(row[name]) for row in scores])
@@ -188,7 +189,7 @@ def beside_paper(
     """
     here = summary[summary["metric"].isin(metric_names)].rename(columns={"mean": "value"})
     here = here.assign(source="this run", configuration=label)
-    there = paper.table(configurations, ("base", "if_rlvr", "calif"), metric_names)
+    there = paper.table(configurations, MAIN, metric_names)
     there["configuration"] = there["configuration"].map(paper.CONFIGURATIONS)
     there["judge"] = np.where(there["metric"] == "response_quality", paper.JUDGE, "")
     both = pd.concat([here, there.assign(source="paper")], ignore_index=True)
@@ -206,7 +207,7 @@ def against_paper(summary: pd.DataFrame, configuration: str = "qwen3-1.7b") -> p
     difference that does not exceed the spread is not called a direction.
     """
     cells = summary.set_index(["method", "metric"])
-    methods = [method for method in ("base", "if_rlvr", "calif") if method in cells.index.levels[0]]
+    methods = [method for method in MAIN if method in cells.index.levels[0]]
     pairs = [(a, b) for b, a in combinations(methods, 2)]
     rows = []
     for first, second in pairs:
@@ -216,7 +217,7 @@ def against_paper(summary: pd.DataFrame, configuration: str = "qwen3-1.7b") -> p
             spread = float(np.hypot(a["std"], b["std"]))
             there = _paper_difference(configuration, first, second, metric)
             verdict = a["note"] or b["note"] or _direction(difference, spread, there)
-            name = f"{paper.METHODS[first]} minus {paper.METHODS[second]}"
+            name = f"{label(first)} minus {label(second)}"
             means = a["mean"], b["mean"]
             rows.append((name, metric, *means, difference, spread, there, a["judge"], verdict))
     columns = ["comparison", "metric", "first", "second", "difference", "spread"]

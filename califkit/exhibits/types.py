@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from califkit import metrics
+from califkit.exhibits import paper
 from califkit.exhibits.summary import NO_JUDGE
 
 TYPES = ("count", "ratio", "words", "sentence", "format")
@@ -23,7 +24,7 @@ RARE_TYPES = ("custom", "repeat")
 """The two with only 11 and 9 of the 300 prompts, shown on request."""
 
 MEASURES = {
-    "prompt_loose": "Constraint Satisfaction (prompt-level loose, %)",
+    "prompt_level_loose_acc": "Constraint Satisfaction (prompt-level loose, %)",
     "response_quality": "response quality (1 to 10, by a judge)",
     "tokens": "response length (tokens)",
     "loglik": "reference log-likelihood given the request (nats per token)",
@@ -139,7 +140,7 @@ def _measured(responses: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     """The responses with a column for each of `MEASURES`, and why quality is missing (or "")."""
     quality = responses["quality"] if "quality" in responses else np.nan
     table = responses.assign(
-        prompt_loose=responses["passes"].astype(float) * 100,
+        prompt_level_loose_acc=responses["passes"].astype(float) * 100,
         response_quality=quality,
         types=responses["ids"].map(prompt_types),
     ).astype({"response_quality": float, "loglik": float, "tokens": float})
@@ -183,19 +184,20 @@ def type_claims(levels: pd.DataFrame, changes: pd.DataFrame) -> pd.DataFrame:
     base = levels[levels["method"] == "base"].set_index("metric")
     rlvr = changes[changes["method"] == "if_rlvr"].set_index("metric")
     calif = changes[changes["method"] == "calif"].set_index("metric")
+    satisfaction = "prompt_level_loose_acc"
     rows = [
-        ("hardest for base: lowest Constraint Satisfaction", *_leader(base, "prompt_loose", -1, 0)),
-        ("IF-RLVR gains most Constraint Satisfaction", *_leader(rlvr, "prompt_loose", 1, 1)),
+        ("hardest for base: lowest Constraint Satisfaction", *_leader(base, satisfaction, -1, 0)),
+        ("IF-RLVR gains most Constraint Satisfaction", *_leader(rlvr, satisfaction, 1, 1)),
         ("IF-RLVR loses most response quality", *_leader(rlvr, "response_quality", -1, -1)),
         ("IF-RLVR shortens most", *_leader(rlvr, "tokens", -1, -1)),
     ]
-    table = [(claim, "words", here, verdict) for claim, here, verdict in rows]
+    table = [(claim, paper.LEADING_TYPE, here, verdict) for claim, here, verdict in rows]
     table.append(("CaLIF shortens", "no type", *_shortened(calif)))
     return pd.DataFrame(table, columns=["claim", "paper", "this run", "verdict"])
 
 
 def _leader(table: pd.DataFrame, metric: str, end: int, sign: int) -> tuple[str, str]:
-    """The type at one end of a metric, and whether it is the paper's ``words``.
+    """The type at one end of a metric, and whether it is `paper.LEADING_TYPE`.
 
     ``end`` is 1 for the highest, -1 for the lowest; with ``sign`` the value must have that sign.
     """
@@ -213,7 +215,9 @@ def _leader(table: pd.DataFrame, metric: str, end: int, sign: int) -> tuple[str,
     if rest.empty:
         return here, "only one type was measured"
     apart = ((rest["high"] < top["low"]) | (rest["low"] > top["high"])).all()
-    verdict = "as in the paper" if top["type"] == "words" else "another type than in the paper"
+    verdict = (
+        "as in the paper" if top["type"] == paper.LEADING_TYPE else "another type than in the paper"
+    )
     return here, verdict + ("" if apart else ", but not told apart from the next")
 
 

@@ -52,10 +52,10 @@ def test_metrics_of_a_run():
     assert list(values) == list(METRICS)
     assert values == pytest.approx(
         {
-            "prompt_loose": 100 * 2 / 3,
-            "prompt_strict": 100 / 3,
-            "instruction_loose": 75.0,
-            "instruction_strict": 50.0,
+            "prompt_level_loose_acc": 100 * 2 / 3,
+            "prompt_level_strict_acc": 100 / 3,
+            "inst_level_loose_acc": 75.0,
+            "inst_level_strict_acc": 50.0,
             "loglik": -3.0,  # every response weighs the same; the empty one has none
             "tokens": 5.0,
             "distinct_2": 0.75,
@@ -198,7 +198,7 @@ def test_responses_are_scored(tiny, stage):
     assert (row["method"], row["eval_seed"], row["n"]) == ("base", 0, 3)
     assert (row["empty"], row["left_out"]) == (1, 1)
     assert row["response_quality"] == NO_JUDGE
-    assert row["prompt_loose"] == pytest.approx(200 / 3)
+    assert row["prompt_level_loose_acc"] == pytest.approx(200 / 3)
     manifest = run.manifest()
     assert manifest["settings"]["semantics"] == "published"
 

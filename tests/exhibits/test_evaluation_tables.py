@@ -106,20 +106,20 @@ def test_the_papers_numbers_stand_beside_ours_and_gaps_say_why():
 
 def test_directions_are_compared_with_the_paper():
     ours = summary(
-        ("base", "prompt_loose", 10.0, 3.0),
+        ("base", "prompt_level_loose_acc", 10.0, 3.0),
         ("base", "loglik", -2.0, 0.1),
-        ("if_rlvr", "prompt_loose", 14.0, 4.0),
+        ("if_rlvr", "prompt_level_loose_acc", 14.0, 4.0),
         ("if_rlvr", "loglik", -3.0, 0.1),
-        ("calif", "prompt_loose", 30.0, 0.0),
+        ("calif", "prompt_level_loose_acc", 30.0, 0.0),
         ("calif", "loglik", -2.5, 0.1),
     )
     table = summaries.against_paper(ours).set_index(["comparison", "metric"])
     assert len(table) == 3 * 2
     rlvr = table.loc["IF-RLVR minus base"]
     # sqrt(3^2 + 4^2) = 5 exceeds the difference of 4
-    assert rlvr.at["prompt_loose", "spread"] == 5.0
-    assert rlvr.at["prompt_loose", "verdict"] == "within the spread"
-    assert rlvr.at["prompt_loose", "paper"] == 19.22
+    assert rlvr.at["prompt_level_loose_acc", "spread"] == 5.0
+    assert rlvr.at["prompt_level_loose_acc", "verdict"] == "within the spread"
+    assert rlvr.at["prompt_level_loose_acc", "paper"] == 19.22
     assert rlvr.at["loglik", "verdict"] == "as in the paper"
     assert table.loc[("CaLIF minus base", "loglik"), "verdict"] == "opposite to the paper"
     last = table.loc[("CaLIF minus IF-RLVR", "loglik")]
@@ -131,8 +131,8 @@ def test_what_cannot_be_compared_says_why():
     ours = summary(
         ("base", "loglik", -2.0, np.nan),
         ("if_rlvr", "loglik", -3.0, np.nan),
-        ("base", "prompt_strict", 1.0, 0.1),
-        ("if_rlvr", "prompt_strict", 2.0, 0.1),
+        ("base", "prompt_level_strict_acc", 1.0, 0.1),
+        ("if_rlvr", "prompt_level_strict_acc", 2.0, 0.1),
     )
     quality = pd.DataFrame(
         [
@@ -143,7 +143,7 @@ def test_what_cannot_be_compared_says_why():
     )
     table = summaries.against_paper(pd.concat([ours, quality])).set_index("metric")
     assert table.at["loglik", "verdict"] == "one run: no spread to compare with"
-    assert table.at["prompt_strict", "verdict"] == "the paper prints no number"
+    assert table.at["prompt_level_strict_acc", "verdict"] == "the paper prints no number"
     assert table.at["response_quality", "verdict"] == summaries.NO_JUDGE
     assert np.isnan(table.at["response_quality", "difference"])
 

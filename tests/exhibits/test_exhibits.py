@@ -8,7 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from califkit.exhibits import examples, plaintext, plots, types
+from califkit.exhibits import examples, paper, plaintext, plots, types
+from califkit.exhibits.methods import LOOKS
 from califkit.exhibits.summary import NO_JUDGE
 from califkit.generation import benchmark_prompts
 from califkit.runs.settings import EvaluationSettings
@@ -84,16 +85,16 @@ MIXED = (
 
 def test_a_prompt_with_two_types_enters_both_groups_with_its_verdict():
     table = cells(types.type_table(table_of(*MIXED), rng(), ["words", "format"]))
-    assert table.loc[("words", "base", "prompt_loose"), "value"] == 50.0
-    assert table.loc[("format", "base", "prompt_loose"), "value"] == 50.0
+    assert table.loc[("words", "base", "prompt_level_loose_acc"), "value"] == 50.0
+    assert table.loc[("format", "base", "prompt_level_loose_acc"), "value"] == 50.0
     assert table.loc[("words", "base", "tokens"), "value"] == 20.0
     assert table.loc[("format", "base", "tokens"), "value"] == 40.0
 
 
 def test_prompts_that_mix_types_can_be_left_out():
     table = cells(types.type_table(table_of(*MIXED), rng(), ["words", "format"], mixed=False))
-    assert table.loc[("words", "base", "prompt_loose"), "value"] == 100.0
-    assert table.loc[("words", "base", "prompt_loose"), "n"] == 1
+    assert table.loc[("words", "base", "prompt_level_loose_acc"), "value"] == 100.0
+    assert table.loc[("words", "base", "prompt_level_loose_acc"), "n"] == 1
 
 
 def test_rare_types_are_shown_on_request_only():
@@ -105,7 +106,9 @@ def test_rare_types_are_shown_on_request_only():
 
 def test_an_interval_over_prompts_is_that_of_a_binomial_share():
     rows = [response(key=str(i), passes=i < 30) for i in range(100)]
-    row = cells(types.type_table(table_of(*rows), rng())).loc["words", "base", "prompt_loose"]
+    row = cells(types.type_table(table_of(*rows), rng())).loc[
+        "words", "base", "prompt_level_loose_acc"
+    ]
     assert (row["value"], row["n"]) == (30.0, 100)
     # 2.5 % and 97.5 % quantiles of Binomial(100, 0.3): 21 and 39.
     assert (row["low"], row["high"]) == pytest.approx((21, 39), abs=1)
@@ -130,9 +133,9 @@ def test_intervals_come_from_the_generator_alone():
 
 def test_one_prompt_has_no_interval_and_none_has_no_value():
     table = cells(types.type_table(table_of(response(passes=True)), rng()))
-    one = table.loc["words", "base", "prompt_loose"]
+    one = table.loc["words", "base", "prompt_level_loose_acc"]
     assert one["value"] == 100.0 and np.isnan(one["low"]) and "no interval" in one["note"]
-    none = table.loc["ratio", "base", "prompt_loose"]
+    none = table.loc["ratio", "base", "prompt_level_loose_acc"]
     assert (none["n"], none["note"]) == (0, "no prompt of this type") and np.isnan(none["value"])
 
 
@@ -167,7 +170,7 @@ def test_changes_compare_the_same_prompts():
     )
     table = cells(types.type_changes(responses, rng(), ["words"]))
     assert table.index.get_level_values("method").unique().tolist() == ["calif"]
-    assert table.loc[("words", "calif", "prompt_loose"), "value"] == 50.0
+    assert table.loc[("words", "calif", "prompt_level_loose_acc"), "value"] == 50.0
     # Differences of 30 and 10: resampling two prompts gives nothing outside them.
     tokens = table.loc["words", "calif", "tokens"]
     assert (tokens["value"], tokens["low"], tokens["high"]) == (20.0, 10.0, 30.0)
@@ -187,9 +190,9 @@ def typed(*groups: list[tuple]) -> pd.DataFrame:
 
 
 def test_claims_name_the_leading_type_and_whether_it_is_told_apart():
-    levels = typed(measured("base", "prompt_loose", words=(5, 2, 8), count=(20, 10, 30)))
+    levels = typed(measured("base", "prompt_level_loose_acc", words=(5, 2, 8), count=(20, 10, 30)))
     changes = typed(
-        measured("if_rlvr", "prompt_loose", words=(30, 20, 40), count=(35, 25, 45)),
+        measured("if_rlvr", "prompt_level_loose_acc", words=(30, 20, 40), count=(35, 25, 45)),
         measured("if_rlvr", "tokens", words=(-5, -6, -4), count=(-9, -10, -8)),
         measured("calif", "tokens", words=(2, -1, 5), count=(-3, -7, 1)),
     )
@@ -207,9 +210,9 @@ def test_claims_name_the_leading_type_and_whether_it_is_told_apart():
 
 
 def test_claims_call_a_tie_a_tie_and_no_gain_no_gain():
-    levels = typed(measured("base", "prompt_loose", words=(0, 0, 0), count=(0, 0, 0)))
+    levels = typed(measured("base", "prompt_level_loose_acc", words=(0, 0, 0), count=(0, 0, 0)))
     changes = typed(
-        measured("if_rlvr", "prompt_loose", words=(-3, -4, 0), count=(-1, -2, 0)),
+        measured("if_rlvr", "prompt_level_loose_acc", words=(-3, -4, 0), count=(-1, -2, 0)),
         measured("calif", "tokens", words=(-5, -9, -1), count=(0, -1, 1)),
     )
     verdicts = types.type_claims(levels, changes)["verdict"].tolist()
@@ -361,9 +364,10 @@ def test_no_line_of_a_response_can_be_taken_for_a_line_of_ours():
 def test_a_saved_response_is_inert_in_markdown_and_in_a_spreadsheet(tmp_path, monkeypatch):
     monkeypatch.setenv("CALIFKIT_ROOT", str(tmp_path))
     texts = [HOSTILE, "=1+1", "`", "", "a|b <b>c</b>", "`<i>x</i>"]
-    rows = [response(m, response=t) for m, t in zip("abcdef", texts, strict=True)]
+    methods = list(LOOKS)[: len(texts)]
+    rows = [response(m, response=t) for m, t in zip(methods, texts, strict=True)]
     responses = table_of(*rows)
-    shown = examples.side_by_side(responses, responses.iloc[0], list("abcdef"))
+    shown = examples.side_by_side(responses, responses.iloc[0], methods)
     csv, markdown = plots.save_table("some", "examples", examples.beside_example(shown, 6))
     page = mistune.create_markdown(plugins=["table"], escape=False)(markdown.read_text("utf-8"))
     assert page.count("<tr>") == 1 + len(texts)
@@ -384,11 +388,11 @@ def test_a_long_response_is_cut_in_a_cell():
 
 
 def test_known_rows_of_the_paper():
-    table = examples.paper_example(6).set_index("policy")
+    table = paper.example(6).set_index("policy")
     assert table["response_quality"].tolist() == [5, 2, 7, 1]
     assert table["loglik"].tolist() == [-1.25, -5.05, -0.84, -0.04]
     assert "verdict" not in table
-    assert examples.paper_example(8)["verdict"].tolist() == ["pass"] * 3
+    assert paper.example(8)["verdict"].tolist() == ["pass"] * 3
 
 
 @pytest.mark.parametrize("number", [6, 7, 8])
@@ -397,7 +401,7 @@ def test_the_papers_examples_equal_its_data(shared, number):
     values = reference[f"table{number}"]["values"]
     labels = {"base": "base", "if_rlvr": "IF-RLVR", "calif": "CaLIF"}
     labels["direct"] = "direct likelihood bonus"
-    table = examples.paper_example(number).set_index("policy")
+    table = paper.example(number).set_index("policy")
     assert table.index.tolist() == [labels[method] for method in values]
     for method, row in values.items():
         ours = table.loc[labels[method]]
@@ -406,5 +410,5 @@ def test_the_papers_examples_equal_its_data(shared, number):
             assert ours["loglik"] == row["log_likelihood"]
         if "satisfied" in row:
             assert ours["verdict"] == ("pass" if row["satisfied"] else "fail")
-    key = examples.PAPER_QUERIES[number].split(" (")[0].removeprefix("IFBench ")
+    key = paper.QUERIES[number].split(" (")[0].removeprefix("IFBench ")
     assert key in reference[f"table{number}"]["caption"]

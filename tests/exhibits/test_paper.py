@@ -13,7 +13,7 @@ from califkit.exhibits import paper
 from califkit.runs.settings import Method
 
 METRIC_THERE = {
-    "prompt_loose": "constraint_satisfaction",
+    "prompt_level_loose_acc": "constraint_satisfaction",
     "response_quality": "response_quality",
     "loglik": "reference_log_likelihood",
     "tokens": "response_length_tokens",
@@ -37,8 +37,8 @@ def test_known_numbers():
         -5.91,
         -1.42,
     ]
-    assert paper.value("average", "calif", "prompt_loose") == 34.64
-    number = paper.printed("qwen3-4b-thinking", "calif", "prompt_loose")
+    assert paper.value("average", "calif", "prompt_level_loose_acc") == 34.64
+    number = paper.printed("qwen3-4b-thinking", "calif", "prompt_level_loose_acc")
     assert (number.value, number.std, number.delta) == (43.33, 0.88, None)
 
 
@@ -159,7 +159,9 @@ def test_averages_of_figure_5_fit_whole_prompts():
     # Five configurations x three runs x 300 prompts.
     counts = {"base": 1214, "if_rlvr": 2022, "calif": 1559}
     for method, count in counts.items():
-        assert round(100 * count / 4500, 2) == paper.value("average", method, "prompt_loose")
+        assert round(100 * count / 4500, 2) == paper.value(
+            "average", method, "prompt_level_loose_acc"
+        )
 
 
 def test_figures_5_and_6_are_entered_as_printed(reference):
@@ -168,10 +170,10 @@ def test_figures_5_and_6_are_entered_as_printed(reference):
     for method in ("base", "if_rlvr", "calif"):
         for configuration in list(paper.CONFIGURATIONS)[:-1]:
             assert paper.value(configuration, method, "loglik") == fig6[method][configuration]
-            for metric in ("prompt_loose", "response_quality"):
+            for metric in ("prompt_level_loose_acc", "response_quality"):
                 cell = fig5["values"][method][configuration][METRIC_THERE[metric]]
                 assert paper.value(configuration, method, metric) == cell
-        for metric in ("prompt_loose", "response_quality"):
+        for metric in ("prompt_level_loose_acc", "response_quality"):
             average = fig5["averages"][method][METRIC_THERE[metric]]
             assert paper.value("average", method, metric) == average
 
@@ -179,7 +181,7 @@ def test_figures_5_and_6_are_entered_as_printed(reference):
 def test_deviations_distinct_2_and_conditions_are_those_of_the_paper(reference):
     there = reference["tables"]["table3"]["values"]
     for configuration in ("qwen3-4b-thinking", "tulu3-8b-dpo"):
-        for metric in ("prompt_loose", "response_quality"):
+        for metric in ("prompt_level_loose_acc", "response_quality"):
             cell = there[configuration]["calif"][f"ifbench_{METRIC_THERE[metric]}"]
             assert paper.printed(configuration, "calif", metric).std == cell["std"]
     text = {row["id"]: row["value"] for row in reference["text_values"]}

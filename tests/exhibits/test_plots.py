@@ -176,11 +176,11 @@ def summary(metric_values: dict[str, dict[str, float]], judge: bool = False) -> 
 
 
 VALUES = {
-    "base": {"prompt_loose": 15.0, "loglik": -2.0},
-    "if_rlvr": {"prompt_loose": 21.0, "loglik": -4.0},
-    "calif": {"prompt_loose": 18.0, "loglik": -2.5},
+    "base": {"prompt_level_loose_acc": 15.0, "loglik": -2.0},
+    "if_rlvr": {"prompt_level_loose_acc": 21.0, "loglik": -4.0},
+    "calif": {"prompt_level_loose_acc": 18.0, "loglik": -2.5},
 }
-FIG5 = ["prompt_loose", "loglik", "response_quality"]
+FIG5 = ["prompt_level_loose_acc", "loglik", "response_quality"]
 
 
 def marked(ax, hollow: bool) -> set[tuple[float, float]]:

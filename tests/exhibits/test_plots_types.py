@@ -15,7 +15,7 @@ from califkit.exhibits.summary import NO_JUDGE
 
 METHODS = ("base", "if_rlvr", "calif")
 TYPES = ("count", "words")
-METRICS = ("prompt_loose", "response_quality", "tokens", "loglik")
+METRICS = ("prompt_level_loose_acc", "response_quality", "tokens", "loglik")
 
 
 @pytest.fixture(autouse=True)
@@ -81,7 +81,7 @@ def test_quality_names_its_judge_or_says_why_it_is_empty():
 
 def test_a_type_without_prompts_and_a_bar_of_zero_are_not_blank():
     table = type_table(n_count=0)
-    zero = (table["type"] == "words") & (table["metric"] == "prompt_loose")
+    zero = (table["type"] == "words") & (table["metric"] == "prompt_level_loose_acc")
     table.loc[zero, ["value", "low", "high"]] = 0.0
     ax = plots.constraint_types(table)[0]
     assert "no prompt" in words(ax)
