@@ -14,6 +14,8 @@ import yaml
 from IPython.core.inputtransformer2 import TransformerManager
 from nbformat.validator import iter_validate
 
+from califkit.exhibits.notebooks import shell_line
+
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 LONGEST_CELL = 25  # lines; the aim is 15
@@ -67,7 +69,13 @@ def cell_problems(cell: dict) -> list[str]:
         found.append("stored with outputs or an execution count")
     if len(source.splitlines()) > LONGEST_CELL:
         found.append(f"longer than {LONGEST_CELL} lines")
+    if line := shell_line(source):
+        found.append(f"hands {line!r} to a shell, whose failure would not be seen")
+        return found
     tree = ast.parse(TransformerManager().transform_cell(source))  # magics become calls
+    imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    if "califkit.runs.dispatch" in imported:
+        found.append("computes runs past exhibit.runs, which asks before it submits")
     definitions = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
     if any(isinstance(node, definitions) for node in ast.walk(tree)):
         found.append("defines a function or class, which belongs in the package")
@@ -127,6 +135,10 @@ DEFECTS = {
     "unpacked parameters": (edit_cell(1, source=["a, b = 1, 2"]), "name = literal"),
     "import among parameters": (edit_cell(1, source=["import os"]), "name = literal"),
     "function": (edit_cell(2, source=["if True:\n", "    def f(): ..."]), "defines a function"),
+    "own dispatch": (
+        edit_cell(2, source=["from califkit.runs.dispatch import run_stage"]),
+        "past exhibit.runs",
+    ),
     "class": (edit_cell(2, source=["class C: ..."]), "defines a function or class"),
     "execution count": (edit_cell(2, execution_count=3), "execution count"),
     "output": (
@@ -134,6 +146,8 @@ DEFECTS = {
         "stored with outputs",
     ),
     "long cell": (edit_cell(2, source=["x = 1\n"] * 26), "longer than 25 lines"),
+    "shell line": (edit_cell(2, source=["!pip list"]), "'!pip list' to a shell"),
+    "shell cell": (edit_cell(2, source=["%%bash\n", "make"]), "'%%bash' to a shell"),
     "no id": (lambda notebook: notebook["cells"][2].pop("id"), "'id' is a required property"),
     "same id twice": (edit_cell(2, id="title"), "two have the same"),
     "not a notebook": (lambda notebook: notebook.pop("cells"), "not a valid notebook"),

@@ -108,7 +108,7 @@ def anchors_report(
     from califkit.anchors.probe import draw_probe, read_probe
     from califkit.anchors.report import health_report
     from califkit.data.prompts import training_prompts
-    from califkit.exhibits.plots import write_table
+    from califkit.exhibits.exhibit import write_table
     from califkit.models.engines import EngineError
     from califkit.runs.folders import open_run
 

@@ -1,4 +1,8 @@
-"""Tables 6 to 8: examples chosen by rule, side by side, with the paper's own."""
+"""Tables 6 to 8: examples chosen by rule, side by side, with the paper's own.
+
+Responses are data: they are shown as plain text that cannot act on a terminal, a page or a
+spreadsheet.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +15,8 @@ import pandas as pd
 from califkit.exhibits import paper
 from califkit.exhibits.methods import label
 from califkit.exhibits.plaintext import block, code_span
-from califkit.exhibits.types import _measured, judges
-
-# ------------------------------------------------------------------ which responses to show
+from califkit.exhibits.summary import judges
+from califkit.exhibits.types import measured
 
 
 def repetitions(responses: pd.DataFrame) -> tuple[pd.DataFrame, str]:
@@ -45,13 +48,13 @@ def quality_gaps(responses: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     once. Columns: those of ``responses`` (IF-RLVR's), and ``quality_gap``, ``loglik_drop``,
     ``length_drop``.
     """
-    table, reason = _measured(responses)
-    measured = ["response_quality", "loglik", "tokens"]
-    base = table.loc[table["method"] == "base", ["key", "eval_seed", *measured]]
+    table, reason = measured(responses)
+    quantities = ["response_quality", "loglik", "tokens"]
+    base = table.loc[table["method"] == "base", ["key", "eval_seed", *quantities]]
     passing = table[(table["method"] == "if_rlvr") & table["passes"].astype(bool)]
     pairs = passing.merge(base, on=["key", "eval_seed"], suffixes=("", "_base"))
     gaps = ("quality_gap", "loglik_drop", "length_drop")
-    for gap, metric in zip(gaps, measured, strict=True):
+    for gap, metric in zip(gaps, quantities, strict=True):
         pairs[gap] = pairs[f"{metric}_base"] - pairs[metric]
     if reason:
         order = ["loglik_drop", "length_drop"]
@@ -75,7 +78,7 @@ def side_by_side(responses: pd.DataFrame, pick: pd.Series, methods: Sequence[str
     ``eval_seed``, ``train_seed``, ``response_quality``, ``loglik``, ``tokens``, ``distinct_2``,
     ``verdict``, ``response``, ``judge``, ``note``. A method without a run has a row that says so.
     """
-    table, reason = _measured(responses)
+    table, reason = measured(responses)
     same = table[(table["key"] == pick["key"]) & (table["eval_seed"] == pick["eval_seed"])]
     rows: list[dict[str, Any]] = []
     for method in methods:

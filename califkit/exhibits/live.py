@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from califkit.exhibits import plots, training
+from califkit.exhibits.plots.training import training_curves, zone_shares
+from califkit.exhibits.training import smoothed, training_table
 from califkit.runs.folders import LOG, Run, open_run
 from califkit.runs.jsonl import finished_rows
 from califkit.runs.stages import TrainStage
@@ -19,9 +20,9 @@ _SHARE = 0.05
 
 
 class LiveTraining:
-    """A view of training runs for `califkit.runs.dispatch.ensure`::
+    """A view of training runs for a notebook that waits for them::
 
-        runs = dispatch.ensure(params, stages, submit, on_tick=LiveTraining(profile, stages))
+        runs = exhibit.runs(stages, on_tick=LiveTraining(exhibit.profile, stages))
 
     Each call looks at the logs. If they have grown, the curves and zone shares of the steps so far
     replace the ones shown before, in the same output. The first call that finds a step shows it.
@@ -59,13 +60,9 @@ class LiveTraining:
 
     def picture(self, runs: Sequence[Run]) -> bytes:
         """The figure as PNG: training curves, and below them the share of rollouts in each zone."""
-        steps = training.training_table(runs)
-        drawn = [plots.training_curves(steps, training.smoothed(steps, self.window))]
-        # An area needs two steps.
-        areas = steps.groupby(["method", "train_seed"]).filter(lambda run: len(run) > 1)
-        if len(areas):
-            drawn.append(plots.zone_shares(areas))
-        return _stacked([axes.flat[0].figure for axes in drawn])
+        steps = training_table(runs)
+        drawn = (training_curves(steps, smoothed(steps, self.window)), zone_shares(steps))
+        return _stacked([axes[0].figure for axes in drawn])
 
     def _show(self, png: bytes) -> None:
         from IPython.display import Image, display

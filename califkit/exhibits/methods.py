@@ -6,6 +6,7 @@ line together tell any two apart, also without colours.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 MAIN = ("base", "if_rlvr", "calif")
@@ -14,31 +15,32 @@ MAIN = ("base", "if_rlvr", "calif")
 
 @dataclass(frozen=True)
 class Look:
-    """Label of a method, and matplotlib's colour, marker, line style and hatch."""
+    """Label, colour, marker, dashes (lengths of lines and gaps; empty is solid) and hatch."""
 
     label: str
     colour: str
     marker: str
-    line: str
+    dashes: tuple[float, ...]
     hatch: str
 
 
 _GREY, _RED, _BLUE, _PINK = "#333333", "#D55E00", "#0072B2", "#CC79A7"
 _GREEN, _ORANGE, _SKY, _LIGHT = "#009E73", "#E69F00", "#56B4E9", "#7F7F7F"
+_SOLID, _DASHED, _DOTTED, _MIXED = (), (4, 1.5), (1, 1.5), (4, 1.5, 1, 1.5)
 
 LOOKS = {
-    "base": Look("base", _GREY, "o", ":", ""),
-    "if_rlvr": Look("IF-RLVR", _RED, "s", "--", "//"),
-    "calif": Look("CaLIF", _BLUE, "^", "-", ".."),
-    "direct_bonus": Look("direct likelihood bonus", _PINK, "D", "-.", "xx"),
-    "no_lower": Look("CaLIF without lower bound", _GREEN, "v", "-", "\\\\"),
-    "no_upper": Look("CaLIF without upper bound", _ORANGE, "<", "-", "||"),
-    "no_lower_dev": Look("without lower bound (development code)", _GREEN, "P", "--", "--"),
-    "no_upper_dev": Look("without upper bound (development code)", _ORANGE, ">", "--", "++"),
-    "inner_region": Look("CaLIF, inner 95 % region", _SKY, "X", "-", "oo"),
-    "outer_region": Look("CaLIF, outer 95 % region", _SKY, "p", "--", "OO"),
-    "self_judge": Look("self judge", _LIGHT, "h", "-.", "**"),
-    "stronger_judge": Look("stronger judge", _LIGHT, "H", ":", "/"),
+    "base": Look("base", _GREY, "o", _DOTTED, ""),
+    "if_rlvr": Look("IF-RLVR", _RED, "s", _DASHED, "//"),
+    "calif": Look("CaLIF", _BLUE, "^", _SOLID, ".."),
+    "direct_bonus": Look("direct likelihood bonus", _PINK, "D", _MIXED, "xx"),
+    "no_lower": Look("CaLIF without lower bound", _GREEN, "v", _SOLID, "\\\\"),
+    "no_upper": Look("CaLIF without upper bound", _ORANGE, "<", _SOLID, "||"),
+    "no_lower_dev": Look("without lower bound (development code)", _GREEN, "P", _DASHED, "--"),
+    "no_upper_dev": Look("without upper bound (development code)", _ORANGE, ">", _DASHED, "++"),
+    "inner_region": Look("CaLIF, inner 95 % region", _SKY, "X", _SOLID, "oo"),
+    "outer_region": Look("CaLIF, outer 95 % region", _SKY, "p", _DASHED, "OO"),
+    "self_judge": Look("self judge", _LIGHT, "h", _MIXED, "**"),
+    "stronger_judge": Look("stronger judge", _LIGHT, "H", _DOTTED, "/"),
 }
 
 
@@ -47,6 +49,11 @@ def look(method: str) -> Look:
     if method not in LOOKS:
         raise KeyError(f"{method!r} has no label, colour and marker: add it to {__name__}.LOOKS")
     return LOOKS[method]
+
+
+def palette(methods: Iterable[str] = tuple(LOOKS)) -> dict[str, str]:
+    """The colours of methods, as seaborn wants them."""
+    return {method: look(method).colour for method in methods}
 
 
 def label(method: str) -> str:

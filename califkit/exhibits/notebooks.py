@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -43,6 +44,9 @@ PIPELINE = ("00_tour", "01_anchors", "02_train", "03_evaluate")
 """The notebooks that come first; each needs the ones before it."""
 
 _TAG = "parameters"
+_SHELL = re.compile(
+    r"\s*(\w[\w, ]*=\s*)?(!|%(system|sx|sc)\b|%%(!|(bash|sh|script|system|sx|cmd)\b))"
+)
 _START_TIMEOUT = 120  # seconds; a loaded machine takes long to import IPython
 _OUTPUT_TIMEOUT = 60  # seconds to wait for the outputs of a finished cell
 
@@ -112,14 +116,16 @@ def check(path: Path, parameters: Mapping[str, Any]) -> None:
     NotebookError
         Naming the notebook, and the key and value where one is wrong.
     """
-    notebook = _read(path)
-    cells = notebook.cells
+    cells = _read(path).cells
     tagged = [i for i, cell in enumerate(cells) if _TAG in cell.metadata.get("tags", [])]
     if len(tagged) != 1:
         raise NotebookError(f"{path}: {len(tagged)} cells are tagged '{_TAG}', expected one")
     if tagged[0] != next((i for i, c in enumerate(cells) if c.cell_type == "code"), None):
         raise NotebookError(f"{path}: the cell tagged '{_TAG}' is not the first code cell")
-    defaults = _defaults(path, cells[tagged[0]].source)
+    for cell in cells:
+        if cell.cell_type == "code" and (line := shell_line(cell.source)):
+            raise NotebookError(f"{path}: {line!r} runs a shell command, whose failure is not seen")
+    defaults = _defaults(path)
     for key, value in parameters.items():
         if key not in defaults:
             raise NotebookError(
@@ -133,6 +139,14 @@ def check(path: Path, parameters: Mapping[str, Any]) -> None:
                 f"{path}: parameter {key} = {value!r} is of type {type(value).__name__}, "
                 f"expected {wanted.__name__} like its default {defaults[key]!r}"
             )
+
+
+def shell_line(source: str) -> str | None:
+    """The first line of a code cell that IPython hands to a shell (``!``, ``%sx``, ``%%bash``)."""
+    for line in source.splitlines():
+        if _SHELL.match(line):
+            return line.strip()
+    return None
 
 
 def prepare(profile: str | Path, folder: Path, names: Iterable[str] | None = None) -> list[Path]:
@@ -235,24 +249,21 @@ def _read(path: Path) -> nbformat.NotebookNode:
     return notebook
 
 
-def _defaults(path: Path, source: str) -> dict[str, Any]:
-    """The parameters cell as a mapping; it may hold nothing but ``name = literal``."""
-    try:
-        statements = ast.parse(source).body
-    except (SyntaxError, ValueError) as error:
-        raise NotebookError(f"{path}: cell '{_TAG}' is not Python: {error}") from error
-    found = {}
-    for statement in statements:
-        match statement:
-            case ast.Assign(targets=[ast.Name(id=name)], value=value):
-                try:
-                    found[name] = ast.literal_eval(value)
-                    continue
-                except (ValueError, TypeError):
-                    pass
-        line = ast.unparse(statement)
-        raise NotebookError(f"{path}: cell '{_TAG}' holds '{line}', expected only name = literal")
-    return found
+def _defaults(path: Path) -> dict[str, Any]:
+    """The parameters of a notebook with their defaults, which have to be literals."""
+    defaults = {}
+    for name, found in papermill.inspect_notebook(_literal(path)).items():
+        try:
+            defaults[name] = ast.literal_eval(found["default"])
+        except (ValueError, TypeError, SyntaxError) as error:
+            line = f"{name} = {found['default']}"
+            raise NotebookError(f"{path}: parameter '{line}' is no literal") from error
+    return defaults
+
+
+def _literal(path: Path) -> str:
+    """papermill fills {placeholders} in paths; ours have none, whatever the folders are called."""
+    return str(path).replace("{", "{{").replace("}", "}}")
 
 
 class _ThisPython(AsyncKernelManager):
@@ -281,11 +292,9 @@ class _ThisPython(AsyncKernelManager):
 def _papermill(
     name: str, output: Path, parameters: dict[str, Any], **options: Any
 ) -> nbformat.NotebookNode:
-    source = _notebooks_dir() / f"{name}.ipynb"
-    # papermill fills {placeholders} in paths; ours have none, whatever the folders are called.
-    literal = [str(path).replace("{", "{{").replace("}", "}}") for path in (source, output)]
+    source = _literal(_notebooks_dir() / f"{name}.ipynb")
     return papermill.execute_notebook(
-        *literal, parameters, kernel_name="python3", progress_bar=False, **options
+        source, _literal(output), parameters, kernel_name="python3", progress_bar=False, **options
     )
 
 

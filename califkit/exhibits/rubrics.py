@@ -24,6 +24,10 @@ PAIRS = (("calif", "base"), ("if_rlvr", "base"), ("calif", "if_rlvr"))
 
 SMALL_SET = "our own small set, not the benchmark"
 
+_DATA = (
+    *("benchmark", "data", "items", "language", "sha256", "judge", "answered_by"),
+    *("runs", "units", "asked", "unjudged", "warnings"),
+)
 _BY_RUN = (
     *("benchmark", "source", "judge", "method", "train_seed", "eval_seed"),
     *("metric", "value", "released", "units", "unjudged"),
@@ -64,7 +68,7 @@ def data_table(runs: Iterable[Run]) -> pd.DataFrame:
                 "warnings": "; ".join(_distinct(group, "warnings")),
             }
         )
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows, columns=_DATA)
 
 
 def by_run(runs: Iterable[Run]) -> pd.DataFrame:

@@ -11,7 +11,7 @@ import pandas as pd
 
 from califkit import metrics
 from califkit.evaluation.quality import QUALITY, quality_by_run
-from califkit.evaluation.scores import SCORES, _or_nan
+from califkit.evaluation.scores import SCORES
 from califkit.exhibits import paper
 from califkit.exhibits.methods import MAIN, label
 from califkit.generation import RESPONSES, whose
@@ -37,15 +37,14 @@ def run_metrics(scores: Sequence[dict[str, Any]]) -> dict[str, float]:
     """Run-level value of every metric in `METRICS`, from the rows of one `SCORES` file."""
     strict = [row["strict"] for row in scores]
     loose = [row["loose"] for row in scores]
-    values = {
+    means = pd.DataFrame(scores)[["loglik", "tokens", "distinct_2"]].astype(float)
+    return {
         "prompt_level_loose_acc": metrics.prompt_accuracy(loose),
         "prompt_level_strict_acc": metrics.prompt_accuracy(strict),
         "inst_level_loose_acc": metrics.instruction_accuracy(loose),
         "inst_level_strict_acc": metrics.instruction_accuracy(strict),
+        **{name: metrics.nan_mean(means[name]) for name in means},
     }
-    for name in ("loglik", "tokens", "distinct_2"):
-        values[name] = metrics.nan_mean([_or_nan(row[name]) for row in scores])
-    return values
 
 
 def metrics_by_run(runs: Iterable[Run], quality_runs: Sequence[Run] = ()) -> pd.DataFrame:
@@ -106,6 +105,27 @@ def summary_table(by_run: pd.DataFrame) -> pd.DataFrame:
             rows.append((method, metric, mean, std, runs, judge, unscored, note))
     columns = ["method", "metric", "mean", "std", "runs", "judge", "unscored", "note"]
     return pd.DataFrame(rows, columns=columns)
+
+
+def summary_in_words(summary: pd.DataFrame) -> pd.DataFrame:
+    """A `summary_table` to be read: a row a metric, a column a method, cells mean ± deviation (for
+    several runs) or the reason why there is no number."""
+    rows = summary.to_dict("records")
+    numbers = [_number(row["mean"], row["std"]) for row in rows]
+    cells = [row["note"] or number for row, number in zip(rows, numbers, strict=True)]
+    labels = METRICS | {"response_quality": "response quality (1 to 10)"}
+    table = summary.assign(cell=cells, metric=summary["metric"].map(labels))
+    wide = table.pivot(index="metric", columns="method", values="cell")
+    return wide.reindex(index=labels.values(), columns=summary["method"].unique())
+
+
+def _number(mean: float, std: float) -> str:
+    return f"{mean:.2f}" if np.isnan(std) else f"{mean:.2f} ± {std:.2f}"
+
+
+def judges(responses: pd.DataFrame) -> str:
+    """Who scored the quality of the responses of a `response_table`; empty without a judge."""
+    return ", ".join(filter(None, responses["judge"].unique()))
 
 
 def response_table(
@@ -177,18 +197,18 @@ def paired(responses: pd.DataFrame, method: str) -> pd.DataFrame:
 
 def beside_paper(
     summary: pd.DataFrame,
-    label: str,
+    here_name: str,
     metric_names: Sequence[str],
     configurations: Sequence[str] = tuple(paper.CONFIGURATIONS),
 ) -> pd.DataFrame:
     """The numbers of this run and the paper's, one row each; what figures 5 and 6 draw.
 
-    Columns: ``source`` (``this run`` or ``paper``), ``configuration`` (``label`` for this run),
+    Columns: ``source`` (``this run`` or ``paper``), ``configuration`` (``here_name`` for this run),
     ``method``, ``metric``, ``value``, ``std``, ``judge`` (of response quality), ``note`` (why there
     is no value).
     """
     here = summary[summary["metric"].isin(metric_names)].rename(columns={"mean": "value"})
-    here = here.assign(source="this run", configuration=label)
+    here = here.assign(source="this run", configuration=here_name)
     there = paper.table(configurations, MAIN, metric_names)
     there["configuration"] = there["configuration"].map(paper.CONFIGURATIONS)
     there["judge"] = np.where(there["metric"] == "response_quality", paper.JUDGE, "")

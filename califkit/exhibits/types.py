@@ -1,21 +1,19 @@
-"""Tables behind Fig. 7 and Tables 6 to 8: by constraint type, and single responses side by side.
+"""The tables behind Fig. 7: what responses are worth by constraint type.
 
 Pure functions of the table that `califkit.exhibits.summary.response_table` gives. Without a judge's
-scores in its column ``quality``, response quality says why it is missing. Responses are data: they
-are shown as plain text that cannot act on a terminal, a page or a spreadsheet.
+scores in its column ``quality``, response quality says why it is missing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import pandas as pd
 
 from califkit import metrics
 from califkit.exhibits import paper
-from califkit.exhibits.summary import NO_JUDGE
+from califkit.exhibits.summary import NO_JUDGE, judges
 
 TYPES = ("count", "ratio", "words", "sentence", "format")
 """Constraint types of IFBench that Fig. 7 compares: prefixes of the ids (A18)."""
@@ -30,7 +28,8 @@ MEASURES = {
     "loglik": "reference log-likelihood given the request (nats per token)",
 }
 
-# ------------------------------------------------------------------ constraint types (Fig. 7)
+_PerPrompt = tuple[pd.Series, pd.Series, int]
+"""Sums and numbers of values by prompt, and how many values there would be if none was missing."""
 
 
 def prompt_types(ids: Iterable[str]) -> tuple[str, ...]:
@@ -82,19 +81,13 @@ def type_table(
         ``low``, ``high``, ``n`` (prompts that enter the mean), ``note`` (why something is NaN) and
         ``judge`` (of response quality, else empty).
     """
-    table, reason = _measured(responses)
-    rows = []
-    for name in types:
-        group = _of_type(table, name, mixed)
-        for method in table["method"].unique():
-            part = group[group["method"] == method]
-            for metric in MEASURES:
-                by_prompt = part.dropna(subset=[metric]).groupby("key")[metric]
-                sums, counts = by_prompt.sum(), by_prompt.count()
-                missing = len(part) - int(counts.sum())
-                note = _why(len(part), missing, metric, reason)
-                rows.append((name, method, metric, *_interval(sums, counts, rng, note)))
-    return _with_judge(rows, responses)
+
+    def levels(group: pd.DataFrame, method: str, metric: str) -> _PerPrompt:
+        part = group[group["method"] == method]
+        by_prompt = part.dropna(subset=[metric]).groupby("key")[metric]
+        return by_prompt.sum(), by_prompt.count(), len(part)
+
+    return _by_type(responses, rng, types, mixed, responses["method"].unique(), levels)
 
 
 def type_changes(
@@ -108,40 +101,48 @@ def type_changes(
     Parameters and columns as in `type_table`; ``value`` is the mean over prompts of the difference
     of a prompt's means, and prompts are resampled in pairs.
     """
-    table, reason = _measured(responses)
+
+    def changes(group: pd.DataFrame, method: str, metric: str) -> _PerPrompt:
+        part = group[group["method"].isin(["base", method])]
+        means = part.pivot_table(index="key", columns="method", values=metric, dropna=False)
+        means = means.reindex(columns=["base", method])
+        change = (means[method] - means["base"]).dropna()
+        return change, pd.Series(1, index=change.index), len(means)
+
+    trained = [method for method in responses["method"].unique() if method != "base"]
+    return _by_type(responses, rng, types, mixed, trained, changes)
+
+
+def _by_type(
+    responses: pd.DataFrame,
+    rng: np.random.Generator,
+    types: Sequence[str],
+    mixed: bool,
+    methods: Iterable[str],
+    per_prompt: Callable[[pd.DataFrame, str, str], _PerPrompt],
+) -> pd.DataFrame:
+    table, reason = measured(responses)
+    judge = judges(responses)
     rows = []
     for name in types:
-        group = _of_type(table, name, mixed)
-        for method in [m for m in table["method"].unique() if m != "base"]:
-            part = group[group["method"].isin(["base", method])]
+        inside = [name in found and (mixed or len(found) == 1) for found in table["types"]]
+        group = table[np.array(inside, dtype=bool)]
+        for method in methods:
             for metric in MEASURES:
-                means = part.pivot_table(index="key", columns="method", values=metric, dropna=False)
-                means = means.reindex(columns=["base", method])
-                change = (means[method] - means["base"]).dropna()
-                note = _why(len(means), len(means) - len(change), metric, reason)
-                ones = pd.Series(1, index=change.index)
-                rows.append((name, method, metric, *_interval(change, ones, rng, note)))
-    return _with_judge(rows, responses)
+                sums, counts, total = per_prompt(group, method, metric)
+                quality = metric == "response_quality"
+                note = _why(total, total - int(counts.sum()), reason if quality else "")
+                numbers = _interval(sums, counts, rng, note)
+                rows.append((name, method, metric, *numbers, judge if quality else ""))
+    columns = ["type", "method", "metric", "value", "low", "high", "n", "note", "judge"]
+    return pd.DataFrame(rows, columns=columns)
 
 
-def _with_judge(rows: list[tuple[Any, ...]], responses: pd.DataFrame) -> pd.DataFrame:
-    columns = ["type", "method", "metric", "value", "low", "high", "n", "note"]
-    table = pd.DataFrame(rows, columns=columns)
-    quality = table["metric"] == "response_quality"
-    return table.assign(judge=np.where(quality, judges(responses), ""))
-
-
-def judges(responses: pd.DataFrame) -> str:
-    """Who scored the response quality; empty without a judge."""
-    return ", ".join(responses["judge"].dropna().unique()) if "judge" in responses else ""
-
-
-def _measured(responses: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+def measured(responses: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     """The responses with a column for each of `MEASURES`, and why quality is missing (or "")."""
-    quality = responses["quality"] if "quality" in responses else np.nan
     table = responses.assign(
         prompt_level_loose_acc=responses["passes"].astype(float) * 100,
-        response_quality=quality,
+        response_quality=responses["quality"],
         types=responses["ids"].map(prompt_types),
     ).astype({"response_quality": float, "loglik": float, "tokens": float})
     if table["response_quality"].notna().any():
@@ -149,13 +150,8 @@ def _measured(responses: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     return table, "not measured: the judge gave no score" if judges(responses) else NO_JUDGE
 
 
-def _of_type(table: pd.DataFrame, name: str, mixed: bool) -> pd.DataFrame:
-    inside = [name in types and (mixed or len(types) == 1) for types in table["types"]]
-    return table[np.array(inside, dtype=bool)]
-
-
-def _why(total: int, missing: int, metric: str, reason: str) -> str:
-    if metric == "response_quality" and reason:
+def _why(total: int, missing: int, reason: str) -> str:
+    if reason:
         return reason
     if total == 0:
         return "no prompt of this type"

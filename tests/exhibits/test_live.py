@@ -9,7 +9,9 @@ import pytest
 from IPython.display import Image
 from tiny_runs import tiny_params
 
-from califkit.exhibits import live, plots, training
+from califkit.exhibits import live
+from califkit.exhibits.plots.training import training_curves, zone_shares
+from califkit.exhibits.training import training_table
 from califkit.runs.folders import LOG, MANIFEST, open_run
 from califkit.runs.jsonl import write_json
 
@@ -102,9 +104,9 @@ def test_a_row_that_is_being_written_is_left_for_later(runs, view, screen):
 def test_the_picture_holds_curves_and_zones(runs, view, screen):
     append(runs[0], json.dumps(log_row(1)) + "\n" + json.dumps(log_row(2)) + "\n")
     view()
-    steps = training.training_table(runs[:1])
-    figures = [plots.training_curves(steps, steps), plots.zone_shares(steps)]
-    (w1, h1), (w2, h2) = (axes.flat[0].figure.bbox.size for axes in figures)
+    steps = training_table(runs[:1])
+    figures = [training_curves(steps, steps), zone_shares(steps)]
+    (w1, h1), (w2, h2) = (axes[0].figure.bbox.size for axes in figures)
     height, width = plt.imread(io.BytesIO(screen.outputs[0].data)).shape[:2]
     assert height == pytest.approx(h1 + h2, abs=2)
     assert width == pytest.approx(max(w1, w2), abs=2)

@@ -74,21 +74,16 @@ def test_a_good_notebook_passes(tmp_path):
             "not the first code cell",
         ),
         (
-            [new_code_cell(f"import os\n{PARAMETERS}", metadata=TAGGED)],
-            "holds 'import os', expected only name = literal",
-        ),
-        (
             [new_code_cell(f"{PARAMETERS}\nfolder = profile + '/x'", metadata=TAGGED)],
-            "holds 'folder = profile + '/x'', expected only name = literal",
+            "parameter 'folder = profile + '/x'' is no literal",
         ),
-        ([new_code_cell(f"{PARAMETERS}\na, b = 1, 2", metadata=TAGGED)], "only name = literal"),
-        ([new_code_cell("profile = (", metadata=TAGGED)], "not Python"),
+        ([new_code_cell("profile = (", metadata=TAGGED)], "parameter 'profile = (' is no literal"),
         (
             [new_code_cell('profile = "cpu"\nsettings = {}', metadata=TAGGED)],
             "unknown parameter submit = False; parameters: profile, settings",
         ),
     ],
-    ids="untagged two_tags not_first markdown statement expression tuple syntax unknown".split(),
+    ids="untagged two_tags not_first markdown expression syntax unknown".split(),
 )
 def test_a_defect_is_named_with_its_notebook(tmp_path, cells, message):
     path = write(tmp_path / "fig1_defect.ipynb", *cells)
@@ -96,6 +91,31 @@ def test_a_defect_is_named_with_its_notebook(tmp_path, cells, message):
         notebooks.check(path, INJECTED)
     assert message in str(caught.value)
     assert "fig1_defect.ipynb" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "!false",
+        "x = 1\n  !ls",
+        "files = !ls",
+        "%%bash\nfalse",
+        "%%sh",
+        "%%script bash",
+        "%sx false",
+        "%system false",
+        "a = %sx false",
+    ],
+)
+def test_a_cell_whose_failing_command_would_pass_is_refused(tmp_path, source):
+    path = good(tmp_path / "fig1_shell.ipynb", source)
+    with pytest.raises(NotebookError, match="fig1_shell.ipynb: .* runs a shell command"):
+        notebooks.check(path, INJECTED)
+
+
+@pytest.mark.parametrize("source", ["x != 1", "# !ls", "%matplotlib inline", "%%time\nx = 1"])
+def test_other_lines_are_no_shell_commands(source):
+    assert notebooks.shell_line(source) is None
 
 
 @pytest.mark.parametrize(
@@ -327,7 +347,7 @@ class TestRealRun:
         good(
             folder / "00_tour.ipynb",
             "import os, sys\n"
-            "from califkit.runs.folders import project_root\n"
+            "from califkit.runs.paths import project_root\n"
             "print(sys.executable, project_root(), profile, settings, submit)",
             "from tqdm.auto import tqdm\nfor _ in tqdm(range(100)): pass",
             "for i in range(9000): print('line', i)",

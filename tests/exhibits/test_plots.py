@@ -13,18 +13,30 @@ import pytest
 from matplotlib.collections import LineCollection, PathCollection
 from matplotlib.colors import to_rgb
 
-from califkit.exhibits import pairs as pair_tables
-from califkit.exhibits import paper, plots
-from califkit.exhibits import summary as summaries
+from califkit.exhibits import paper
+from califkit.exhibits.exhibit import Exhibit
+from califkit.exhibits.methods import LOOKS, MAIN, look
+from califkit.exhibits.pairs import pairs_beside_paper, transitions_beside_paper
+from califkit.exhibits.plots.anchors import anchor_bounds, anchor_health, likelihood_axis, region
+from califkit.exhibits.plots.look import THEME
+from califkit.exhibits.plots.results import (
+    id_shares,
+    likelihood_bars,
+    main_results,
+    pair_outcomes,
+    transition_changes,
+)
+from califkit.exhibits.plots.training import training_curves, zone_shares
+from califkit.exhibits.summary import NO_JUDGE, beside_paper
 from califkit.rewards.rules import calif_reward
+from califkit.runs.params import Params
 from califkit.runs.settings import Method
-
-METHODS = ("base", "if_rlvr", "calif")
 
 
 @pytest.fixture(autouse=True)
-def close_figures():
-    yield
+def theme():
+    with plt.rc_context(THEME):
+        yield
     plt.close("all")
 
 
@@ -42,16 +54,20 @@ def is_hollow(colour) -> bool:
 
 
 def test_methods_are_told_apart_by_colour_marker_line_and_hatch():
-    assert plots.METHODS == METHODS
-    every = ["base", *get_args(Method)]
-    for looks in (plots.COLOURS, plots.MARKERS, plots.LINES, plots.HATCHES, plots.LABELS):
-        assert sorted(looks) == sorted(every)
-        assert len({looks[method] for method in METHODS}) == 3
-    for looks in (plots.MARKERS, plots.HATCHES, plots.LABELS):
-        assert len(set(looks.values())) == len(every)
+    assert sorted(LOOKS) == sorted(["base", *get_args(Method)])
+    assert MAIN == ("base", "if_rlvr", "calif")
+    for part in ("colour", "marker", "dashes", "hatch"):
+        assert len({getattr(look(method), part) for method in MAIN}) == 3
+    for part in ("label", "marker", "hatch"):
+        assert len({getattr(one, part) for one in LOOKS.values()}) == len(LOOKS)
     # Luminances (ITU-R BT.709) that stay apart on a grey print.
-    grey = sorted(np.dot(to_rgb(plots.COLOURS[m]), (0.2126, 0.7152, 0.0722)) for m in METHODS)
+    grey = sorted(np.dot(to_rgb(look(m).colour), (0.2126, 0.7152, 0.0722)) for m in MAIN)
     assert np.diff(grey).min() > 0.05
+
+
+def test_a_method_without_a_look_is_named_with_the_place_to_add_it():
+    with pytest.raises(KeyError, match=r"'mine' has no label.*califkit\.exhibits\.methods\.LOOKS"):
+        look("mine")
 
 
 def reward_curves(l0: float, l1: float) -> pd.DataFrame:
@@ -73,7 +89,7 @@ def reward_curves(l0: float, l1: float) -> pd.DataFrame:
 
 def test_region_draws_the_rewards_given_and_names_the_zones():
     curves = pd.concat([reward_curves(-3.0, -1.0), reward_curves(-1.0, -2.0)])
-    usual, reverse = plots.region(curves)
+    usual, reverse = region(curves)
     drawn = {line.get_ydata().max() for line in usual.lines if len(line.get_xdata()) > 10}
     assert drawn == {0.0, 0.6, 1.1}
     assert {line.get_ydata().max() for line in reverse.lines if len(line.get_xdata()) > 10} == {
@@ -92,7 +108,7 @@ def test_likelihood_axis_shows_every_answer_between_the_bounds():
         {"l": [-9.0, -2.0, -0.5], "r_ver": [1.0, 0.5, 0.0], "CaLIF": [1.0, 0.6, 0.0]},
         index=["keywords", "good", "loop"],
     )
-    ax = plots.likelihood_axis(points, l0=-3.0, l1=-1.0)
+    ax = likelihood_axis(points, l0=-3.0, l1=-1.0)
     markers = [line for line in ax.lines if line.get_marker() == "o"]
     assert [line.get_xdata()[0] for line in markers] == [-9.0, -2.0, -0.5]
     assert [is_hollow(line.get_markerfacecolor()) for line in markers] == [False, False, True]
@@ -106,14 +122,15 @@ def test_likelihood_axis_shows_every_answer_between_the_bounds():
 
 def test_anchor_bounds_mark_reversed_prompts_and_leave_out_missing_ones():
     table = pd.DataFrame({"l0": [-3.0, -2.0, np.nan], "l1": [-1.0, -4.0, -2.0]})
-    scatter, histogram = plots.anchor_bounds(table)
-    usual, reverse = (points.get_offsets().tolist() for points in scatter.collections)
-    assert usual == [[-3.0, -1.0]]
-    assert reverse == [[-2.0, -4.0]]
+    scatter, histogram = anchor_bounds(table)
+    (points,) = scatter.collections
+    assert points.get_offsets().tolist() == [[-3.0, -1.0], [-2.0, -4.0]]
     assert "a region (1)" in texts(scatter)
     assert "reversed (1)" in texts(scatter)
-    counts = [sum(path.get_path().vertices[:, 1].max() > 0 for path in histogram.patches)]
-    assert counts == [2]
+    # The steps of l0 and of l1: two prompts and three, each alone in its bin.
+    tops = [area.get_paths()[0].vertices[:, 1].max() for area in histogram.collections]
+    assert tops == [1.0, 1.0]
+    assert [t.get_text() for t in histogram.get_legend().get_texts()] == ["l0", "l1"]
 
 
 def training(steps: int = 4) -> pd.DataFrame:
@@ -145,20 +162,21 @@ def training(steps: int = 4) -> pd.DataFrame:
 def test_training_curves_draw_steps_faintly_and_means_strongly():
     steps = training()
     smooth = steps.assign(loglik=-5.0)
-    axes = plots.training_curves(steps, smooth)
-    curves = [line for line in axes[0, 1].lines if len(line.get_xdata()) == 4]
+    axes = training_curves(steps, smooth)
+    curves = [line for line in axes[1].lines if len(line.get_xdata()) == 4]
     faint = [line for line in curves if line.get_alpha() < 1]
     assert [line.get_ydata()[-1] for line in faint] == [-7.0, -5.0]
     assert all((line.get_ydata() == -5.0).all() for line in curves if line.get_alpha() == 1)
-    along = [line for line in axes[1, 1].lines if len(line.get_xdata()) == 4]
+    along = [line for line in axes[4].lines if len(line.get_xdata()) == 4]
     assert all(np.allclose(line.get_xdata(), [0.1, 0.2, 0.3, 0.4]) for line in along)
-    assert "IF-RLVR" in texts(axes[1, 2])
+    assert "IF-RLVR" in texts(axes[5])
 
 
 def test_zone_shares_are_stacked_to_one_and_an_absent_zone_is_not_listed():
-    axes = plots.zone_shares(training())
+    axes = zone_shares(training())
     assert [ax.get_title() for ax in axes] == ["IF-RLVR", "CaLIF"]
-    tops = [area.get_paths()[0].vertices[:, 1].max() for area in axes[0].collections]
+    second_step = [bar for bar in axes[0].patches if bar.get_x() == 1.5]
+    tops = sorted(bar.get_y() + bar.get_height() for bar in second_step)
     assert np.allclose(tops, [0.5, 0.7, 0.9, 1.0])
     assert "no bounds" not in texts(axes[0])
 
@@ -170,7 +188,7 @@ def summary(metric_values: dict[str, dict[str, float]], judge: bool = False) -> 
         if judge:
             rows.append((method, "response_quality", 5.0, 0.1, 3, "grader", ""))
         else:
-            rows.append((method, "response_quality", np.nan, np.nan, 0, "", summaries.NO_JUDGE))
+            rows.append((method, "response_quality", np.nan, np.nan, 0, "", NO_JUDGE))
     columns = ["method", "metric", "mean", "std", "runs", "judge", "note"]
     return pd.DataFrame(rows, columns=columns)
 
@@ -188,14 +206,14 @@ def marked(ax, hollow: bool) -> set[tuple[float, float]]:
     return {
         (line.get_xdata()[0], line.get_ydata()[0])
         for line in ax.lines
-        if line.get_marker() in plots.MARKERS.values()
+        if line.get_marker() in {one.marker for one in LOOKS.values()}
         and is_hollow(line.get_markerfacecolor()) == hollow
     }
 
 
 def test_main_results_fill_ours_and_leave_the_papers_hollow():
-    table = summaries.beside_paper(summary(VALUES), "small-model", FIG5)
-    left, middle, right = plots.main_results(table)
+    table = beside_paper(summary(VALUES), "small-model", FIG5)
+    left, middle, right = main_results(table)
     assert {x for x, _ in marked(left, hollow=False)} == {15.0, 21.0, 18.0}
     assert {22.22, 41.44, 28.78, 26.98, 44.93, 34.64} < {x for x, _ in marked(left, hollow=True)}
     assert marked(middle, hollow=False) == {(15.0, -2.0), (21.0, -4.0), (18.0, -2.5)}
@@ -206,14 +224,14 @@ def test_main_results_fill_ours_and_leave_the_papers_hollow():
 
 
 def test_main_results_never_show_a_response_quality_that_was_not_measured():
-    table = summaries.beside_paper(summary(VALUES), "small-model", FIG5)
-    _, middle, right = plots.main_results(table)
+    table = beside_paper(summary(VALUES), "small-model", FIG5)
+    _, middle, right = main_results(table)
     assert marked(right, hollow=False) == set()
     assert (22.22, 3.98) in marked(right, hollow=True)
-    assert summaries.NO_JUDGE in texts(right)
+    assert NO_JUDGE in texts(right)
     assert "not response quality" in middle.get_title()
-    table = summaries.beside_paper(summary(VALUES, judge=True), "small-model", FIG5)
-    *_, right = plots.main_results(table)
+    table = beside_paper(summary(VALUES, judge=True), "small-model", FIG5)
+    *_, right = main_results(table)
     assert len(marked(right, hollow=False)) == 3
     assert "not measured" not in texts(right)
     assert "this run: grader; paper: GPT-5.6 Sol" in right.get_ylabel()
@@ -231,23 +249,23 @@ def test_transition_changes_show_the_paper_hollow_and_ours_only_if_measured():
             "note": "",
         }
     )
-    left, right = plots.transition_changes(table, pair_tables.transitions_beside_paper(table))
+    left, right = transition_changes(table, transitions_beside_paper(table))
     assert {x for x, _ in marked(left, hollow=False)} == {-1.5, -2.5, 0.25}
     assert {x for x, _ in marked(left, hollow=True)} == {-1.26, -2.05, 0.01, -0.28}
     assert {x for x, _ in marked(right, hollow=False)} == {-1.0, -2.0, 0.5}
     assert "grader" in left.get_title()
     assert "not response quality" in right.get_title()
     table = table.assign(quality_change=np.nan, judge="")
-    left, _ = plots.transition_changes(table, pair_tables.transitions_beside_paper(table))
+    left, _ = transition_changes(table, transitions_beside_paper(table))
     assert marked(left, hollow=False) == set()
     assert "not measured" in left.get_title()
 
 
 def test_pair_outcomes_are_shares_and_a_missing_row_says_why():
     none = pd.DataFrame(columns=["first", "second"])
-    ax = plots.pair_outcomes(pair_tables.pairs_beside_paper(none, "small-model"))
+    ax = pair_outcomes(pairs_beside_paper(none, "small-model"))
     assert "small-model (this run)" in [t.get_text() for t in ax.get_yticklabels()]
-    assert summaries.NO_JUDGE in texts(ax)
+    assert NO_JUDGE in texts(ax)
     bars = [bar for bar in ax.patches if bar.get_width() > 0]
     assert len(bars) == 6 * 3
     assert all(is_hollow(bar.get_facecolor()[:3]) for bar in bars)
@@ -257,17 +275,16 @@ def test_pair_outcomes_are_shares_and_a_missing_row_says_why():
         [("calif", "if_rlvr", "grader", 10, 5, 3, 2, 65.0)],
         columns="first second judge pairs wins ties losses adjusted_win_rate".split(),
     )
-    ax = plots.pair_outcomes(pair_tables.pairs_beside_paper(pairs, "small-model"))
+    ax = pair_outcomes(pairs_beside_paper(pairs, "small-model"))
     ours = [bar for bar in ax.patches if not is_hollow(bar.get_facecolor()[:3])]
     assert [bar.get_width() for bar in ours] == [50.0, 30.0, 20.0]
 
 
 def test_likelihood_bars_say_what_is_not_printed():
     configurations = ("qwen3-1.7b", "qwen3-4b")
-    table = summaries.beside_paper(summary(VALUES), "small-model", ["loglik"], configurations)
-    ax = plots.likelihood_bars(table)
-    bars = [bar for group in ax.containers for bar in getattr(group, "patches", [])]
-    heights = {(round(b.get_height(), 2), is_hollow(b.get_facecolor()[:3])) for b in bars}
+    table = beside_paper(summary(VALUES), "small-model", ["loglik"], configurations)
+    ax = likelihood_bars(table)
+    heights = {(round(b.get_height(), 2), is_hollow(b.get_facecolor()[:3])) for b in ax.patches}
     assert heights == {
         (-2.0, False),
         (-4.0, False),
@@ -284,14 +301,14 @@ def test_id_shares_draw_each_id_and_its_count():
     table = pd.DataFrame(
         {"n": [3, 1], "base": [0.0, 50.0], "calif": [33.0, 50.0]}, index=["a", "b"]
     )
-    ax = plots.id_shares(table)
+    ax = id_shares(table)
     assert [t.get_text() for t in ax.get_yticklabels()] == ["a  (n = 3)", "b  (n = 1)"]
     assert [line.get_xdata().tolist() for line in ax.lines] == [[0.0, 50.0], [33.0, 50.0]]
 
 
 def test_nothing_is_cut_off_at_the_edge_of_a_figure():
-    table = summaries.beside_paper(summary(VALUES), "smollm2-135m-instruct", FIG5)
-    for axes in (plots.main_results(table), plots.zone_shares(training())):
+    table = beside_paper(summary(VALUES), "smollm2-135m-instruct", FIG5)
+    for axes in (main_results(table), zone_shares(training())):
         figure = np.ravel(axes)[0].figure
         figure.canvas.draw()
         box = figure.get_tightbbox()
@@ -325,9 +342,9 @@ def test_anchor_health_draws_answers_medians_and_reversed_shares():
             "reversed": [0.2, 0.75],
         }
     )
-    left, right = plots.anchor_health(answers, by_length, octiles)
+    left, right = anchor_health(answers, by_length, octiles)
     points = [p.get_offsets().tolist() for p in left.collections if isinstance(p, PathCollection)]
-    assert points == [[[4, -4], [40, -2]], [[300, -1]]]
+    assert points == [[[4, -4], [40, -2], [300, -1]]]
     bars = [p for p in left.collections if isinstance(p, LineCollection)]
     medians = [segment.tolist() for bar in bars for segment in bar.get_segments()]
     assert medians == [[[4, -4], [8, -4]], [[32, -2], [64, -2]], [[256, -1], [512, -1]]]
@@ -337,28 +354,37 @@ def test_anchor_health_draws_answers_medians_and_reversed_shares():
     assert "n = 5" in texts(right) and "0.50\nto 3.00" in texts(right)
 
 
-def test_save_figure_writes_picture_document_and_the_drawn_data(tmp_path, monkeypatch):
+@pytest.fixture
+def exhibit(tmp_path, monkeypatch) -> Exhibit:
     monkeypatch.setenv("CALIFKIT_ROOT", str(tmp_path))
+    return Exhibit(Params(profile="some"), submit=False)
+
+
+def test_a_saved_picture_comes_with_a_document_and_the_drawn_data(exhibit, tmp_path, capsys):
     table = training()
-    figure = plots.zone_shares(table)[0].figure
-    paths = plots.save_figure("some", "zones", figure, table)
-    folder = tmp_path / "figures" / "some"
-    assert paths == [folder / f"zones.{ending}" for ending in ("png", "pdf", "csv")]
+    axes = zone_shares(table)
+    exhibit.save("zones", table, axes)
+    paths = [tmp_path / "figures" / "some" / f"zones.{ending}" for ending in ("png", "pdf", "csv")]
+    assert capsys.readouterr().out.split() == [str(path.relative_to(tmp_path)) for path in paths]
     pixels = plt.imread(paths[0]).shape[:2]
-    assert pixels == tuple(round(200 * inch) for inch in figure.get_size_inches()[::-1])
+    assert pixels == tuple(round(200 * inch) for inch in axes[0].figure.get_size_inches()[::-1])
     assert paths[1].read_bytes().startswith(b"%PDF")
     pd.testing.assert_frame_equal(pd.read_csv(paths[2]), table)
-    first = [path.read_bytes() for path in paths]
-    plots.save_figure("some", "zones", figure, table)
-    assert [path.read_bytes() for path in paths] == first
 
 
-def test_save_table_writes_markdown_for_readers_and_full_precision_for_programs(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setenv("CALIFKIT_ROOT", str(tmp_path))
+def test_the_same_table_gives_the_same_bytes(exhibit, tmp_path):
+    folder = tmp_path / "figures" / "some"
+    table = beside_paper(summary(VALUES), "small-model", ["loglik"])
+    exhibit.save("bars", table, likelihood_bars(table))
+    first = {path.name: path.read_bytes() for path in folder.iterdir()}
+    exhibit.save("bars", table, likelihood_bars(table))
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == first
+
+
+def test_a_saved_table_is_markdown_for_readers_and_full_precision_for_programs(exhibit, tmp_path):
     table = pd.DataFrame({"name": ["a|b", "line\nbreak"], "value": [1 / 3, np.nan]})
-    csv, markdown = plots.save_table("some", "table", table)
+    exhibit.save("table", table)
+    csv, markdown = (tmp_path / "figures" / "some" / f"table.{ending}" for ending in ("csv", "md"))
     assert markdown.read_text().splitlines() == [
         "| name | value |",
         "| --- | --- |",

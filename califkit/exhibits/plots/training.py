@@ -1,0 +1,85 @@
+"""Pictures of training runs: curves over the step, and where the rollouts lie."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+
+from califkit.exhibits.methods import LOOKS, label, look, palette
+from califkit.exhibits.plots.look import (
+    GREY,
+    ZONE_COLOURS,
+    ZONE_LABELS,
+    legend,
+    panels,
+    patches,
+)
+
+_CURVES = {
+    "r_ver": "r_ver (share of constraints followed)",
+    "loglik": "l given the request (nats per token)",
+    "tokens": "answer length (tokens)",
+    "distinct_2": "distinct-2",
+}
+
+
+def training_curves(steps: pd.DataFrame, smooth: pd.DataFrame) -> np.ndarray:
+    """Training: four curves over the step, and l against r_ver.
+
+    ``steps`` (drawn faintly) and ``smooth`` (drawn strongly) have the columns of
+    `califkit.exhibits.training.training_table`. Returns six Axes; the last holds the legend.
+    """
+    axes = panels(3, (11.5, 6.2), rows=2)
+    for ax, (column, title) in zip(axes, _CURVES.items(), strict=False):
+        _curves(ax, steps, "step", column, alpha=0.25)
+        _curves(ax, smooth, "step", column)
+        ax.set(xlabel="step", ylabel="", title=title)
+        ax.xaxis.get_major_locator().set_params(integer=True)
+    _curves(axes[4], smooth, "r_ver", "loglik")
+    axes[4].set(xlabel="r_ver", ylabel="", title="l at equal r_ver (marker: last step)")
+    axes[5].axis("off")
+    handles = [
+        Line2D([], [], color=one.colour, dashes=one.dashes, marker=one.marker, label=one.label)
+        for method, one in LOOKS.items()
+        if method in set(steps["method"])
+    ]
+    handles.append(Line2D([], [], color=GREY, alpha=0.3, label="single steps"))
+    handles.append(Line2D([], [], color=GREY, label="running mean"))
+    axes[5].legend(handles=handles, loc="center left", fontsize=10)
+    return axes
+
+
+def _curves(ax: Axes, table: pd.DataFrame, x: str, y: str, alpha: float = 1.0) -> None:
+    """A line a training run; strong ones have the method's marker at their last step."""
+    methods = list(dict.fromkeys(table["method"]))
+    looks = {"hue": "method", "palette": palette(methods), "style": "method", "legend": False}
+    dashes = {method: look(method).dashes for method in methods}
+    runs = {"units": "train_seed", "estimator": None, "sort": False, "alpha": alpha}
+    sns.lineplot(table, x=x, y=y, **looks, dashes=dashes, **runs, ax=ax)
+    if alpha == 1.0:
+        last = table.groupby(["method", "train_seed"], sort=False).tail(1)
+        markers = {method: look(method).marker for method in methods}
+        sns.scatterplot(last, x=x, y=y, **looks, markers=markers, s=50, ax=ax)
+
+
+def zone_shares(steps: pd.DataFrame) -> np.ndarray:
+    """Share of rollouts in each zone at each step, stacked, a panel a training run."""
+    runs = list(steps.groupby(["method", "train_seed"], sort=False))
+    axes = panels(len(runs), (4.4 * len(runs) + 0.6, 3.6), sharey=True)
+    shown = [zone for zone in ZONE_COLOURS if steps[zone].max() > 0]
+    several = steps["train_seed"].nunique() > 1
+    for ax, ((method, seed), run) in zip(axes, runs, strict=True):
+        shares = run.melt("step", shown, var_name="zone", value_name="share")
+        looks = {"palette": ZONE_COLOURS, "alpha": 0.85, "shrink": 1.0, "legend": False}
+        stacked = {"hue": "zone", "hue_order": shown[::-1], "multiple": "stack", "discrete": True}
+        sns.histplot(shares, x="step", weights="share", **stacked, **looks, ax=ax)
+        ax.set(xlabel="step", ylabel="share of rollouts", ylim=(0, 1))
+        ax.set_title(label(method) + (f", seed {seed}" if several else ""))
+        ax.margins(x=0)
+        ax.xaxis.get_major_locator().set_params(integer=True)
+    handles = patches({ZONE_LABELS[z]: ZONE_COLOURS[z] for z in shown[::-1]}, alpha=0.85)
+    legend(axes[0], handles, "right center")
+    return axes
