@@ -253,7 +253,7 @@ def load_params(profile: str | Path = "cpu", settings: dict[str, Any] | None = N
     raw = read_params_file(path)
     params = _typed(raw, str(path))
     if settings is not None:
-        params = _typed(_merge(raw, {"settings": settings}), f"{path} with overrides")
+        params = _typed(merge(raw, {"settings": settings}), f"{path} with overrides")
     return params
 
 
@@ -291,11 +291,12 @@ def read_params_file(path: Path) -> dict[str, Any]:
     return raw
 
 
-def _merge(base: dict[str, Any], override: dict[str, Any]) -> dict[str, Any]:
+def merge(base: dict[str, Any], override: dict[str, Any]) -> dict[str, Any]:
+    """A tree of settings with another laid over it, key by key."""
     merged = dict(base)
     for key, value in override.items():
         both = isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = _merge(merged[key], value) if both else value
+        merged[key] = merge(merged[key], value) if both else value
     return merged
 
 

@@ -1,0 +1,115 @@
+"""Arms of a study: one params file, many times over."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from califkit.data.prompts import training_prompts
+from califkit.generation import benchmark_prompts
+from califkit.runs.arms import Arm, load_arms
+from califkit.runs.params import ParamsError, load_params
+from califkit.runs.stages import stage_hash
+
+STUDY = Path(__file__).resolve().parents[2] / "params" / "arms" / "study.yaml"
+
+
+@pytest.fixture
+def write(tmp_path):
+    base = tmp_path / "base.yaml"
+    base.write_text(yaml.safe_dump({"profile": "mine", "settings": {"alpha": 0.3}}))
+
+    def make(groups: dict, **content) -> Path:
+        path = tmp_path / "arms.yaml"
+        path.write_text(yaml.safe_dump({"params": str(base), "groups": groups, **content}))
+        return path
+
+    return make
+
+
+def test_an_arm_is_the_params_file_with_settings_of_group_and_arm(write):
+    also = [{"evaluation": {"n_prompts": 7}}]
+    groups = {
+        "one": {"settings": {"train_seeds": [5]}, "also": also, "arms": {"a": {"alpha": 0.2}}},
+        "two": {"arms": {"b": {"methods": ["if_rlvr"]}}},
+    }
+    a, b = load_arms(write(groups))
+    assert (a.name, a.group, b.name, b.group) == ("a", "one", "b", "two")
+    assert (a.params.settings.alpha, a.params.settings.train_seeds) == (0.2, (5,))
+    assert (b.params.settings.alpha, b.params.settings.methods) == (0.3, ("if_rlvr",))
+    assert [p.settings.evaluation.n_prompts for p in a.evaluations] == [None, 7]
+    assert a.evaluations[0].settings.train_stages() == a.evaluations[1].settings.train_stages()
+    assert {a.params.profile, b.params.profile} == {"mine"}
+
+
+def test_pilots_have_a_profile_and_settings_of_their_own(write):
+    groups = {"one": {"arms": {"a": {"alpha": 0.2, "train_seeds": [1, 2]}}}}
+    path = write(groups, pilot={"train_seeds": [100]})
+    (plain,), (pilot,) = load_arms(path), load_arms(path, pilot=True)
+    assert (plain.params.profile, pilot.params.profile) == ("mine", "mine-pilot")
+    assert plain.params.settings.train_seeds == (1, 2)
+    assert (pilot.params.settings.train_seeds, pilot.params.settings.alpha) == ((100,), 0.2)
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        ({"one": {"arms": {"a": {"alpha": -1}}}}, r"arms.yaml: arm a: .*settings.alpha.*got -1"),
+        ({"one": {"arms": {"a": {}}, "seed": 1}}, "arms.yaml: one: has seed; known are also, arms"),
+        ({"one": {"arms": {"a": {}}}, "two": {"arms": {"a": {}}}}, "the arm a comes twice"),
+        ({"one": []}, r"arms.yaml: one: has \[\]"),
+    ],
+)
+def test_a_file_that_cannot_be_used(write, groups, message):
+    with pytest.raises(ParamsError, match=message):
+        load_arms(write(groups))
+
+
+# --- the study of docs/study.md ------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def arms() -> dict[str, Arm]:
+    return {arm.name: arm for arm in load_arms(STUDY)}
+
+
+def test_the_main_arms_differ_in_the_reward_alone_and_have_three_seeds(arms):
+    main = [arm for arm in arms.values() if arm.group == "main"]
+    assert [arm.name for arm in main] == ["if_rlvr", "calif", "calif_variant"]
+    for arm in main:
+        stages = arm.params.settings.train_stages()
+        assert [stage.seed for stage in stages] == [0, 1, 2]
+        first = main[0].params.settings.train_stages()[0]
+        assert {stage.anchors for stage in stages} == {first.anchors}
+        assert {stage.training for stage in stages} == {first.training}
+        assert [p.settings.evaluation.benchmark for p in arm.evaluations] == ["composer", "ifbench"]
+    printed = arms["calif"].params.settings.train_stages()[0]
+    assert printed.reward.model_dump() == load_params("study").settings.reward.model_dump()
+    assert not any(printed.reward.model_dump().values()), "the rule as the paper prints it"
+
+
+def test_every_arm_trains_otherwise(arms):
+    hashes = [stage_hash(s) for arm in arms.values() for s in arm.params.settings.train_stages()]
+    assert len(set(hashes)) == len(hashes)
+
+
+def test_bounds_are_drawn_like_rollouts_and_no_arm_makes_an_exception(arms):
+    for arm in arms.values():
+        settings = arm.params.settings
+        assert not settings.training.anchors_may_differ
+        assert settings.anchors.sampling.temperature == settings.training.temperature
+
+
+def test_training_pilots_and_tests_share_no_request(arms):
+    pilots = {arm.name: arm for arm in load_arms(STUDY, pilot=True)}
+    tested = {i.request for i in benchmark_prompts(evaluation(arms["calif"])).instances}
+    assert len(tested) == 64
+    for name, arm in arms.items():
+        trained = {i.request for i in training_prompts(arm.params.settings.data).instances}
+        piloted = {i.request for i in training_prompts(pilots[name].params.settings.data).instances}
+        assert not trained & tested and not trained & piloted and not piloted & tested, name
+        assert evaluation(arm) == evaluation(arms["calif"]), "one set of test prompts for all"
+
+
+def evaluation(arm: Arm):
+    return arm.params.settings.generate_stages()[0].evaluation
