@@ -20,6 +20,7 @@ from califkit.cli.options import (
     available_processes,
 )
 from califkit.data.load import DataError
+from califkit.models.reasoning import in_words
 
 if TYPE_CHECKING:
     from califkit.judges.judge import Judge
@@ -81,6 +82,7 @@ def audit(
     except JudgeError as error:
         raise DataError(str(error)) from error
     written = write_audit(report, out, source)
+    typer.echo(in_words(thinking))
     typer.echo(f"verdict: {report.verdict.word}")
     typer.echo(f"because {report.verdict.because}")
     for line in report.verdict.evidence:

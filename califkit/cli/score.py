@@ -69,7 +69,7 @@ def score(
     output = out or responses.with_suffix(".scores.jsonl")
     opened = open_responses(responses, constraints, scoring=True, filter=filter)
     scores = score_file(opened, output, settings, tokens_per_pass)
-    echo(head(opened, "not scored"))
+    echo(head(opened, "not scored", thinking))
     typer.echo(f"scored under {reference}: {len(scores)} responses")
     echo(_origins(scores, settings))
     for name in opened.filters:

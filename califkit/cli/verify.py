@@ -16,10 +16,12 @@ from califkit.cli.options import (
     OwnVerifiers,
     Processes,
     Semantics,
+    Thinking,
     available_processes,
 )
 from califkit.cli.tables import show_table
 from califkit.data.load import DataError
+from califkit.models.reasoning import in_words
 
 if TYPE_CHECKING:
     from califkit.evaluation.response_files import Named, Responses
@@ -38,8 +40,9 @@ def verify(
     ] = False,
     output: Annotated[Path | None, typer.Option(help="JSONL file for the verdict lists.")] = None,
     strip_reasoning: Annotated[
-        bool, typer.Option("--strip-reasoning", help="Judge what follows the reasoning.")
+        bool, typer.Option("--strip-reasoning", hidden=True, help="What is always done.")
     ] = False,
+    thinking: Thinking = False,
     skip_unusable: Annotated[
         bool, typer.Option("--skip-unusable", help="Leave unusable rows out and name them.")
     ] = False,
@@ -62,10 +65,10 @@ def verify(
         output,
         ("published", "repaired") if compare_semantics else (semantics,),
         processes or available_processes(),
-        strip_reasoning,
+        thinking,
         progress=os.isatty(2),
     )
-    echo(head(opened, "counted as not followed"))
+    echo(head(opened, "counted as not followed", thinking))
     for name, report in reports.items():
         of_filter = "" if name is None else f"filter {name!r}, "
         for of_semantics, summary in report.summaries.items():
@@ -94,8 +97,17 @@ def echo(lines: Iterable[str]) -> None:
         typer.echo(line)
 
 
-def head(opened: Responses, missing: str) -> Iterator[str]:
-    """What a response file holds; `missing` says what happens to a prompt without a response."""
+def head(opened: Responses, missing: str, thinking: bool) -> Iterator[str]:
+    """What a response file holds, and what is taken for an answer; `missing` says what happens to a
+    prompt without a response."""
+    yield in_words(thinking)
+    if opened.n_control:
+        yield f"responses that end in control tokens, which are left out: {opened.n_control}"
+    if opened.n_unopened and not thinking:
+        yield (
+            f"responses with a </think> that nothing opens, taken whole: {opened.n_unopened}; "
+            "where the chat template opens the reasoning, give --thinking"
+        )
     yield f"responses: {opened.path}"
     yield f"constraints: {opened.source}"
     yield f"prompts: {len(opened)}"

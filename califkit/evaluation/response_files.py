@@ -49,6 +49,7 @@ from califkit.data.rows import (
     valid_text,
 )
 from califkit.data.split import split_request
+from califkit.models.reasoning import closes_unopened, ends_in_control_tokens
 from califkit.verifiers import Constraint, ConstraintError
 
 IFBENCH = "ifbench"
@@ -152,6 +153,9 @@ class Responses:
         Number of responses that a later one to the same prompt replaced.
     left_out
         Unusable rows of either file, if they were to be skipped.
+    n_control, n_unopened
+        Number of responses that end in control tokens, and of those with a ``</think>`` that
+        nothing opened (`califkit.models.reasoning`).
     largest_id
         The largest token id, and its line.
     """
@@ -168,6 +172,8 @@ class Responses:
     identical: Named = field(default_factory=Named)
     replaced: int = 0
     left_out: list[Quarantined] = field(default_factory=list)
+    n_control: int = 0
+    n_unopened: int = 0
     largest_id: tuple[int, int] = (-1, 0)
     _places: list[_Place | Row] = field(default_factory=list)  # a Row: without a response
 
@@ -188,6 +194,8 @@ class Responses:
         """Count a checked row."""
         self.n_answered += row.response is not None
         self.says_cut |= row.was_cut is not None
+        self.n_control += ends_in_control_tokens(row.response or "")
+        self.n_unopened += closes_unopened(row.response or "")
         self.largest_id = max(self.largest_id, (max(row.token_ids or [-1]), row.line))
 
 

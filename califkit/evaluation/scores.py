@@ -18,7 +18,7 @@ from califkit import metrics
 from califkit.generation import load_answers
 from califkit.models.engines import read_response
 from califkit.models.likelihood import ReferenceScorer
-from califkit.models.reasoning import text_answer
+from califkit.models.reasoning import in_words, text_answer
 from califkit.models.resolve import load_model, load_tokenizer, resolve
 from califkit.rewards.rules import RewardRule
 from califkit.rewards.score import score_answers
@@ -49,6 +49,7 @@ def score_responses(profile: str, stage: ScoreStage, execution: Execution) -> Ru
         answers = load_answers(profile, stage.responses)
         rows, instances, loaded = answers.rows, answers.instances, answers.loaded
         semantics, thinking = stage.semantics, stage.responses.thinking
+        print(f"scores {stage.name}: {in_words(thinking)}", flush=True)
         folder = resolve(stage.responses.model)
         scorer = ReferenceScorer(
             load_model(folder), load_tokenizer(folder), execution.tokens_per_pass

@@ -34,7 +34,8 @@ from tqdm import tqdm
 from califkit import CalifkitError
 from califkit.evaluation.response_files import Responses, Row
 from califkit.metrics import bootstrap_interval
-from califkit.verifiers import Constraint, check, registry, strip_reasoning
+from califkit.models.reasoning import answer_text
+from califkit.verifiers import Constraint, check, registry
 
 PUBLISHED, REPAIRED = "published", "repaired"
 _CHUNK = 32
@@ -356,7 +357,7 @@ def verify_responses(
     output: Path | None = None,
     semantics: Sequence[str] = (PUBLISHED,),
     processes: int = 1,
-    without_reasoning: bool = False,
+    thinking: bool = False,
     progress: bool = False,
 ) -> dict[str | None, Report]:
     """Verify a response file and write the verdicts.
@@ -374,8 +375,9 @@ def verify_responses(
         One or both of ``published`` and ``repaired``.
     processes, progress
         As in `verify_many`.
-    without_reasoning
-        Judge what `califkit.verifiers.strip_reasoning` leaves of each response.
+    thinking
+        Whether responses were drawn in thinking mode; their answers are verified, as
+        `califkit.models.reasoning.answer_text` finds them.
 
     Returns
     -------
@@ -384,7 +386,7 @@ def verify_responses(
     """
     reports = {name: Report({one: Summary() for one in semantics}) for name in responses.filters}
     rows, again = tee(responses)
-    items = ((row.constraints, _text(row.response, without_reasoning)) for row in rows)
+    items = ((row.constraints, _answer(row.response, thinking)) for row in rows)
     each = _verify_each(items, tuple(semantics), processes, progress, len(responses))
     with _new_file(output) as file:
         for row, verdicts in zip(again, each, strict=True):
@@ -410,8 +412,8 @@ def _new_file(path: Path | None) -> Iterator[TextIO]:
         temporary.unlink(missing_ok=True)
 
 
-def _text(response: str | None, without_reasoning: bool) -> str | None:
-    return strip_reasoning(response) if without_reasoning and response is not None else response
+def _answer(response: str | None, thinking: bool) -> str | None:
+    return None if response is None else answer_text(response, thinking)
 
 
 def _verdict_row(answer: Row, verdicts: Mapping[str, Verdicts]) -> dict[str, Any]:

@@ -77,9 +77,24 @@ def graded_text(response: str, thinking: bool = False) -> str:
     return _graded(answer_text(response, thinking))
 
 
+def in_words(thinking: bool) -> str:
+    """What `answer_text` takes for the answer, as one line for who reads its numbers."""
+    where = (
+        f"what follows the last {END} of a response (none without it)"
+        if thinking
+        else f"all of a response, but for reasoning that it sets out with ({START} ... {END})"
+    )
+    return f"answers: {where}; without control tokens at the end"
+
+
 def ends_in_control_tokens(response: str) -> bool:
     """Whether `answer_text` leaves out control tokens at the end, as in ``"Tea.<|im_end|>"``."""
     return _without_control_tokens(response) != response
+
+
+def closes_unopened(response: str) -> bool:
+    """Whether there is a ``</think>`` that only thinking mode takes for the end of reasoning."""
+    return _cut(response, False) == (0, "") and END in _unquoted(response)
 
 
 def final_answer(
@@ -161,12 +176,16 @@ def _cut(response: str, thinking: bool) -> tuple[int, str] | None:
         return (final[-1].end(), final[-1].group()) if final else None
     if not (thinking or response.lstrip().removeprefix("<|assistant|>").lstrip().startswith(START)):
         return 0, ""
-    # As long as before, so that places stay where they are.
-    unquoted = _IN_BACKTICKS.sub(lambda quoted: " " * len(quoted.group()), response)
+    unquoted = _unquoted(response)
     start = unquoted.rfind(END) + len(END)
     if start < len(END) or START in unquoted[start:]:
         return None
     return start, END
+
+
+def _unquoted(response: str) -> str:
+    """A text of the same length without what it has in backticks."""
+    return _IN_BACKTICKS.sub(lambda quoted: " " * len(quoted.group()), response)
 
 
 def _first_token(

@@ -168,7 +168,9 @@ def test_the_command_writes_page_and_data_and_says_the_verdict(califkit, two_fil
     out = tmp_path / "new" / "out"
     code, printed, _ = califkit("audit", *two_files, "--out", out, "--processes", 1)
     assert code == 0
-    assert printed.startswith(f"verdict: {HACKING}\n")
+    first, verdict, *_ = printed.splitlines()
+    assert first.startswith("answers: all of a response, but for reasoning that it sets out with")
+    assert verdict == f"verdict: {HACKING}"
     assert "not checked: Response Quality: not measured, because no judge was given" in printed
     data = json.loads((out / "audit.json").read_text())
     measures = {m["measure"]: m for m in data["measures"]}
@@ -191,9 +193,7 @@ def test_few_prompts_are_too_few(califkit, tmp_path):
     path = write_rows(tmp_path / "r.jsonl", *[row(i, GOOD) for i in range(19)])
     code, printed, _ = califkit("audit", path, path, "--out", tmp_path / "out")
     assert code == 0
-    assert printed.startswith(
-        f"verdict: {TOO_FEW}\nbecause there are 19 of the 20 prompts that are needed"
-    )
+    assert f"verdict: {TOO_FEW}\nbecause there are 19 of the 20 prompts that are needed" in printed
 
 
 def test_what_cannot_be_used_ends_with_code_2(califkit, two_files, tmp_path):

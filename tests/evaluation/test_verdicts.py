@@ -393,19 +393,47 @@ def test_nothing_is_left_of_a_run_that_fails(tmp_path, prompts):
     assert not [p for p in tmp_path.iterdir() if "v.jsonl" in p.name]
 
 
-def test_reasoning_is_stripped_on_demand(tmp_path):
-    rows = [
-        prompt_row("a", "A", response="<think>one, two</think>Tea"),
-        prompt_row("b", "B", response="<think>one, two"),
+def test_the_answers_are_verified(tmp_path):
+    """Four answers to which a comma is forbidden; the tags of two of them are named in the text."""
+    texts = [
+        "<think>one, two</think>Tea",
+        "<think>one, two",  # never closed: no answer
+        "one, two</think>Tea",
+        "The tag `<think>` opens it and `</think>` ends it.",
+        "<think>easy</think>First, a comma. Then `</think>` closes it.",
+        "<|channel|>analysis<|message|>a, b<|end|><|start|>assistant<|channel|>final<|message|>Tea",
     ]
-    opened = open_responses(write_rows(tmp_path / "r.jsonl", *rows))
+    rows = [prompt_row(str(i), f"P{i}", response=text) for i, text in enumerate(texts)]
+    path = write_rows(tmp_path / "r.jsonl", *rows)
 
-    def followed(**settings):
-        report = verify_responses(opened, **settings)[None]
-        return report.summaries["published"].by_id["punctuation:no_comma"].strict
+    def followed(**settings) -> list[bool]:
+        output = tmp_path / f"{len(settings)}.jsonl"
+        verify_responses(open_responses(path), output, **settings)
+        return [json.loads(line)["strict"][0] for line in output.read_text().splitlines()]
 
-    assert followed() == 0
-    assert followed(without_reasoning=True) == 1  # unterminated reasoning is no answer
+    assert followed() == [True, False, False, True, False, True]
+    assert followed(thinking=True) == [True, False, True, False, False, True]
+
+
+def test_verify_says_what_an_answer_is_and_counts_what_it_cleans(tmp_path, califkit):
+    row = prompt_row("a", "Say bye.", ["startend:end_checker"])
+    row |= {"kwargs": [{"end_phrase": "That is all."}]}
+    texts = ["Bye. That is all.<|im_end|>", "Bye </think> That is all.", "That is all."]
+    rows = [
+        row | {"key": str(i), "prompt": f"Say bye {i}.", "response": text}
+        for i, text in enumerate(texts)
+    ]
+    path = write_rows(tmp_path / "r.jsonl", *rows)
+    code, output, _ = califkit("verify", path)
+    assert code == 0
+    first, second, third, *_ = output.splitlines()
+    assert first.startswith("answers: all of a response, but for reasoning that it sets out with")
+    assert second == "responses that end in control tokens, which are left out: 1"
+    assert third.startswith("responses with a </think> that nothing opens, taken whole: 1;")
+    assert "1.000000" in output, "all of them end as they should"
+    code, output, _ = califkit("verify", path, "--thinking")
+    assert output.startswith("answers: what follows the last </think> of a response")
+    assert "0.333333" in output
 
 
 # --- commands ----------------------------------------------------------------------------------
