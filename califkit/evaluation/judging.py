@@ -8,9 +8,8 @@ from dataclasses import asdict
 from typing import Any
 
 from califkit.judges.cache import judge_cache
-from califkit.judges.client import Usage
 from califkit.judges.judge import Judge
-from califkit.judges.verdicts import Verdict, unscored
+from califkit.judges.verdicts import Usage, Verdict, unscored
 from califkit.runs.folders import Run, open_run
 from califkit.runs.jsonl import RowLog
 from califkit.runs.settings import Execution

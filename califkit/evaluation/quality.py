@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from califkit import metrics
-from califkit.data.load import DataError
+from califkit.data.load import DataError, Instance, Loaded
 from califkit.evaluation.judging import judge_facts, judge_of, run_judge
 from califkit.generation import Answers, load_answers, whose
 from califkit.judges.judge import Estimate, Judge
@@ -40,23 +40,13 @@ _CONSISTENT = (("first", "second"), ("second", "first"), ("tie", "tie"))
 """Verdicts in the two orders that say the same of the responses."""
 
 
-@dataclass(frozen=True)
-class _Item:
-    """One prompt as the judge sees it: the request and what each policy answers."""
-
-    key: str
-    x: str
-    request_is_flagged: bool
-    answers: tuple[str, ...]
-
-
 def judge_quality(profile: str, stage: QualityStage, execution: Execution) -> Run:
     """Stage: response quality of every response of one policy (paper, section 1; A13).
 
-    Writes `QUALITY`, a row a response:
-    ``key``, ``status`` (of `califkit.judges.verdicts.Verdict`), ``value`` (1 to 10, None if
-    unscored), ``reason`` (why it is unscored), ``model`` (as the endpoint names it),
-    ``prompt_version``, ``usage``, ``request_is_flagged``.
+    Writes `QUALITY`, a row a response: ``key``, ``status`` (of
+    `califkit.judges.verdicts.Verdict`), ``value`` (1 to 10, None if unscored), ``reason`` (why it
+    is unscored), ``model`` (as the endpoint names it), ``prompt_version``, ``usage``,
+    ``request_is_flagged``.
 
     Raises
     ------
@@ -133,9 +123,8 @@ def estimates(
         asked = questions.setdefault(stage.judge.name, [])
         if open_run(profile, stage).is_complete:
             continue
-        items, _ = _items(profile, stage.needs)
-        for item in items:
-            asked += _questions(item)
+        for _, of_instance in _questions(profile, stage.needs)[0]:
+            asked += of_instance
     return {name: judges[name].estimate(asked) for name, asked in questions.items()}
 
 
@@ -147,32 +136,25 @@ def _judged(
     row: Callable[[Sequence[Verdict]], dict[str, Any]],
 ) -> Run:
     def grade(judge: Judge) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        items, answers = _items(profile, stage.needs)
-        questions = [_questions(item) for item in items]
-        verdicts = judge.judge_all([question for asked in questions for question in asked])
+        asked, loaded = _questions(profile, stage.needs)
+        verdicts = judge.judge_all([question for _, several in asked for question in several])
         judge.check_some_are_scored(verdicts)
         following = iter(verdicts)
         rows = [
-            {"key": item.key}
-            | row([next(following) for _ in asked])
-            | {"request_is_flagged": item.request_is_flagged}
-            for item, asked in zip(items, questions, strict=True)
+            {"key": instance.key}
+            | row([next(following) for _ in several])
+            | {"request_is_flagged": instance.request_is_flagged}
+            for instance, several in asked
         ]
         return rows, {
-            "data": answers.loaded.summary(),
-            "data_sha256": answers.loaded.sha256,
-            "flagged_requests": sum(item.request_is_flagged for item in items),
+            "data": loaded.summary(),
+            "data_sha256": loaded.sha256,
+            "flagged_requests": sum(instance.request_is_flagged for instance, _ in asked),
             "prompt_version": verdicts[0].prompt_version,
             **judge_facts(verdicts),
         }
 
     return run_judge(profile, stage, execution, file, grade)
-
-
-def _questions(item: _Item) -> list[Question]:
-    if len(item.answers) == 1:
-        return [quality_question(item.x, *item.answers)]
-    return [pair_question(item.x, *order) for order in (item.answers, item.answers[::-1])]
 
 
 def _quality_row(verdicts: Sequence[Verdict]) -> dict[str, Any]:
@@ -202,23 +184,28 @@ def _pair_row(verdicts: Sequence[Verdict]) -> dict[str, Any]:
     }
 
 
-def _items(profile: str, stages: Sequence[GenerateStage]) -> tuple[list[_Item], Answers]:
-    """The prompts with the final answers of every policy, in the order of the first."""
+def _questions(
+    profile: str, stages: Sequence[GenerateStage]
+) -> tuple[list[tuple[Instance, list[Question]]], Loaded]:
+    """What is asked about each prompt: one policy's answer, or two policies' in both orders."""
     several = [load_answers(profile, stage) for stage in stages]
     texts = [_texts(answers, stage) for answers, stage in zip(several, stages, strict=True)]
-    for stage, found in zip(stages[1:], texts[1:], strict=True):
-        if lonely := sorted(set(found) ^ set(texts[0])):
-            raise DataError(
-                f"{stages[0].name} and {stage.name} do not answer the same prompts: {len(lonely)} "
-                f"have one response only, the first with key {lonely[0]!r}"
-            )
-    answers = several[0]
-    items = []
+    if lonely := sorted(set(texts[0]) ^ set(texts[-1])):
+        raise DataError(
+            f"{stages[0].name} and {stages[-1].name} do not answer the same prompts: {len(lonely)} "
+            f"have one response only, the first with key {lonely[0]!r}"
+        )
+    asked = []
     for key in texts[0]:
-        instance = answers.instances[key]
-        replies = tuple(found[key] for found in texts)
-        items.append(_Item(key, instance.x, instance.request_is_flagged, replies))
-    return items, answers
+        instance = several[0].instances[key]
+        first, second = texts[0][key], texts[-1][key]
+        if len(stages) == 1:
+            questions = [quality_question(instance.x, first)]
+        else:
+            orders = [(first, second), (second, first)]
+            questions = [pair_question(instance.x, *order) for order in orders]
+        asked.append((instance, questions))
+    return asked, several[0].loaded
 
 
 def _texts(answers: Answers, stage: GenerateStage) -> dict[str, str]:

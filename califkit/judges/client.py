@@ -1,7 +1,7 @@
 """One call to a judge over HTTP: attempts, waits, and what came of it.
 
 This is the only retry layer (the OpenAI client's own is off), so attempts cannot multiply. Whatever
-an endpoint does, a call ends as a `Reply`; what would go wrong with every call alike, such as a
+an endpoint does, a call ends as a `Verdict`; what would go wrong with every call alike, such as a
 wrong key or a field that the endpoint does not take, is a `JudgeError` instead.
 """
 
@@ -13,9 +13,9 @@ import os
 import random
 import re
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from urllib.request import proxy_bypass
 
@@ -23,6 +23,7 @@ from pydantic import SecretStr
 
 from califkit import CalifkitError
 from califkit.judges.parsing import brief
+from califkit.judges.verdicts import Usage, Verdict
 from califkit.runs.folders import open_run
 from califkit.runs.judge_settings import JudgeSettings
 from califkit.runs.settings import Execution
@@ -55,36 +56,6 @@ _SHORTEST_KEY = 8  # anything shorter is a placeholder, and could be part of an 
 
 class JudgeError(CalifkitError, RuntimeError):
     """A judge that cannot be used as it is set up, or a run that exceeds its limits."""
-
-
-@dataclass(frozen=True)
-class Usage:
-    """Tokens as the endpoint counted them (reasoning is part of the output), and HTTP requests."""
-
-    input_tokens: int = 0
-    output_tokens: int = 0
-    reasoning_tokens: int = 0
-    requests: int = 0
-
-    def __add__(self, other: Usage) -> Usage:
-        return Usage(
-            self.input_tokens + other.input_tokens,
-            self.output_tokens + other.output_tokens,
-            self.reasoning_tokens + other.reasoning_tokens,
-            self.requests + other.requests,
-        )
-
-
-@dataclass(frozen=True)
-class Reply:
-    """What a call came to. ``ok`` only means that there is a whole answer to parse."""
-
-    status: Literal["ok", "refused", "truncated", "failed"]
-    text: str = ""
-    reason: str = ""
-    model: str = ""
-    fingerprint: str | None = None
-    usage: Usage = Usage()
 
 
 class _Trouble(Exception):
@@ -126,8 +97,10 @@ class Endpoint:
     async def __aexit__(self, *_: object) -> None:
         await self._client.close()
 
-    async def ask(self, body: Mapping[str, Any]) -> Reply:
+    async def ask(self, body: Mapping[str, Any]) -> Verdict:
         """Send a request body, again if need be; a truncated answer once more with double room.
+
+        The value of the verdict is still to be read: ``ok`` says that there is a whole answer.
 
         Raises
         ------
@@ -142,7 +115,7 @@ class Endpoint:
                 reply = replace(again, usage=reply.usage + again.usage)
         return reply
 
-    async def _attempts(self, body: Mapping[str, Any]) -> Reply:
+    async def _attempts(self, body: Mapping[str, Any]) -> Verdict:
         settings = self.settings
         for attempt in range(settings.retries + 1):
             try:
@@ -151,7 +124,7 @@ class Endpoint:
             except _Trouble as trouble:
                 backoff = min(settings.backoff_s * 2**attempt, settings.max_wait_s)
                 wait = max(trouble.wait, backoff * self._jitter.uniform(0.5, 1.0))
-                reply = Reply("failed", reason=f"{trouble.reason}, attempt {attempt + 1}")
+                reply = Verdict("failed", reason=f"{trouble.reason}, attempt {attempt + 1}")
                 if trouble.wait > settings.max_wait_s:
                     reply = replace(reply, reason=f"asked to wait {wait:.0f} s: {reply.reason}")
                     break
@@ -164,7 +137,7 @@ class Endpoint:
             usage=replace(reply.usage, requests=attempt + 1),
         )
 
-    async def _once(self, body: Mapping[str, Any]) -> Reply:
+    async def _once(self, body: Mapping[str, Any]) -> Verdict:
         import openai
 
         try:
@@ -187,7 +160,7 @@ class Endpoint:
             raise JudgeError(f"judge {self.settings.name}: {fatal}")
         return reply
 
-    def _read_error(self, error: APIStatusError) -> tuple[Reply, str]:
+    def _read_error(self, error: APIStatusError) -> tuple[Verdict, str]:
         """An HTTP error as a reply, and a message if every call would fail alike.
 
         Raises
@@ -200,11 +173,11 @@ class Endpoint:
         body = self._hide_key(sent)
         shown = f"HTTP {status}: {body[:300]}"
         if status in _HOPELESS or error.code == "insufficient_quota":
-            return Reply("failed"), f"{_HOPELESS.get(status, 'no credit')} ({shown})"
+            return Verdict("failed"), f"{_HOPELESS.get(status, 'no credit')} ({shown})"
         if status in (408, 409, 425, 429) or status >= 500:
             raise _Trouble(shown, _retry_after(error.response.headers))
         if error.code == "content_filter":
-            return Reply("refused", reason=shown), ""
+            return Verdict("refused", reason=shown), ""
         fatal = ""
         if status in (400, 422) and _REFUSED_FIELD.search(body):
             switches = _SWITCHES | {
@@ -216,7 +189,7 @@ class Endpoint:
                 # "Use 'max_completion_tokens' instead": what is refused is named first.
                 blamed = error.param if error.param in places else min(places, key=places.get)
                 fatal = f"the endpoint does not take {blamed}; set {switches[blamed]} ({shown})"
-        return Reply("failed", reason=shown), fatal
+        return Verdict("failed", reason=shown), fatal
 
     def _hide_key(self, text: str) -> str:
         key = self._key.get_secret_value()
@@ -274,7 +247,7 @@ def _in_environment(*names: str) -> str:
     return f" (set in the environment: {', '.join(found)})" if found else ""
 
 
-def _read_reply(content: str) -> Reply:
+def _read_reply(content: str) -> Verdict:
     """A 200 as a reply; one that is no chat completion is trouble (proxies answer so)."""
     try:
         data = json.loads(content)
@@ -286,7 +259,7 @@ def _read_reply(content: str) -> Reply:
     if not choice:
         raise _Trouble(f"no answer in the endpoint's reply: {brief(data.get('error') or data)}")
     message = _mapping(choice.get("message"))
-    reply = Reply(
+    reply = Verdict(
         "ok",
         text=_text(message.get("content")),
         model=str(data.get("model") or ""),

@@ -17,11 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from califkit.judges.cache import Cache
-from califkit.judges.client import Endpoint, JudgeError, Reply, Usage
+from califkit.judges.client import Endpoint, JudgeError
 from califkit.judges.prompts import Question, quality_question
-from califkit.judges.verdicts import Verdict, read_answer, unscored
+from califkit.judges.verdicts import Usage, Verdict, read_answer, unscored
 from califkit.runs.judge_settings import JudgeSettings
 from califkit.runs.units import progress
+
+_KEPT = ("model", "fingerprint", "prompt_version", "text", "usage")
+"""Fields of a verdict that are written down, and found again."""
 
 _BYTES_PER_TOKEN = 4  # of UTF-8; a rough mean over languages, for estimates only
 
@@ -142,9 +145,8 @@ class Judge:
         for key, question in distinct.items():
             row = self._cache.rows.get(key)
             # An answer that today's reader does not accept is asked for again.
-            if row and (verdict := read_answer(question, row["text"])).status == "ok":
-                usage = Usage(**row["usage"])
-                verdicts[key] = replace(verdict, model=row["model"], usage=usage, cached=True)
+            if row and (verdict := read_answer(question, _kept(row))).status == "ok":
+                verdicts[key] = verdict
         missing = {key: q for key, q in distinct.items() if key not in verdicts}
         return _Plan(keys, verdicts, missing, self._estimate(missing, len(verdicts)))
 
@@ -177,8 +179,7 @@ class Judge:
         next(ticks, None)  # opens the bar; each further one says that a call has ended
 
         async def ask(key: str, question: Question) -> None:
-            reply = await endpoint.ask(self._body(question))
-            verdicts[key] = self._settle(key, question, reply)
+            verdicts[key] = self._settle(key, question, await endpoint.ask(self._body(question)))
             next(ticks, None)
 
         try:
@@ -191,25 +192,20 @@ class Judge:
             return verdicts
         raise error
 
-    def _settle(self, key: str, question: Question, reply: Reply) -> Verdict:
-        """The verdict of a fresh reply, written down if it is one."""
-        verdict = read_answer(question, reply.text)
-        if reply.status != "ok":
-            verdict = replace(verdict, status=reply.status, value=None, reason=reply.reason)
-        verdict = replace(verdict, model=reply.model, usage=reply.usage)
+    def _settle(self, key: str, question: Question, answer: Verdict) -> Verdict:
+        """The verdict in a fresh answer, written down if there is one."""
+        if answer.status != "ok":
+            return replace(answer, prompt_version=question.version)
+        verdict = read_answer(question, answer)
         if verdict.status == "ok":
             row = {
                 "key": key,
                 "judge": self.settings.name,
                 "requested_model": self.settings.model,
-                "model": reply.model,
-                "fingerprint": reply.fingerprint,
-                "prompt_version": question.version,
                 "date": datetime.now(UTC).isoformat(timespec="seconds"),
-                "text": reply.text,
-                "usage": asdict(reply.usage),
             }
-            self._cache.add(row)
+            fields = asdict(replace(verdict, value=None))
+            self._cache.add(row | {name: fields[name] for name in _KEPT})
         return verdict
 
     def _key(self, question: Question) -> str:
@@ -234,6 +230,12 @@ class Judge:
         if settings.extra_body:
             body["extra_body"] = settings.extra_body
         return body
+
+
+def _kept(row: Mapping[str, Any]) -> Verdict:
+    """The answer in a row of the cache."""
+    fields = {name: row[name] for name in _KEPT}
+    return Verdict("ok", cached=True, **fields | {"usage": Usage(**row["usage"])})
 
 
 def _messages(question: Question) -> list[dict[str, str]]:

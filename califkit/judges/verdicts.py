@@ -7,11 +7,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from califkit.judges.client import Usage
 from califkit.judges.parsing import Unscored
 from califkit.judges.prompts import Question
 
 Status = Literal["ok", "refused", "truncated", "unparsable", "out_of_range", "failed"]
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Tokens as the endpoint counted them (reasoning is part of the output), and HTTP requests."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    reasoning_tokens: int = 0
+    requests: int = 0
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            self.input_tokens + other.input_tokens,
+            self.output_tokens + other.output_tokens,
+            self.reasoning_tokens + other.reasoning_tokens,
+            self.requests + other.requests,
+        )
 
 
 @dataclass(frozen=True)
@@ -30,8 +47,8 @@ class Verdict:
         More about why it is unscored.
     text
         The judge's answer as it came.
-    model
-        The name of the model that the endpoint says has answered.
+    model, fingerprint
+        The names of model and configuration that the endpoint says have answered.
     prompt_version
         Hash of the prompt's wording and schema.
     usage
@@ -45,6 +62,7 @@ class Verdict:
     reason: str = ""
     text: str = ""
     model: str = ""
+    fingerprint: str | None = None
     prompt_version: str = ""
     usage: Usage = Usage()
     cached: bool = False
@@ -55,10 +73,10 @@ def unscored(verdicts: Sequence[Verdict]) -> Counter[str]:
     return Counter(v.status for v in verdicts if v.status != "ok")
 
 
-def read_answer(question: Question, text: str) -> Verdict:
-    """The verdict in a judge's answer. The text is data: it is read, never run."""
-    verdict = Verdict("ok", text=text, prompt_version=question.version)
+def read_answer(question: Question, answer: Verdict) -> Verdict:
+    """The verdict with the value that its text holds. The text is data: it is read, never run."""
+    answer = replace(answer, prompt_version=question.version)
     try:
-        return replace(verdict, value=question.read(text))
+        return replace(answer, value=question.read(answer.text))
     except Unscored as problem:
-        return replace(verdict, status=problem.status, value=problem.value, reason=str(problem))
+        return replace(answer, status=problem.status, value=problem.value, reason=str(problem))

@@ -30,7 +30,9 @@ def scripted(replies):
 
     def ask(questions):
         return [
-            Verdict(reply) if reply in STATUSES else read_answer(question, reply)
+            Verdict(reply)
+            if reply in STATUSES
+            else read_answer(question, Verdict("ok", text=reply))
             for question, reply in zip(questions, replies.values(), strict=True)
         ]
 
@@ -312,8 +314,9 @@ def test_a_call_that_failed_is_a_missing_verdict_with_its_reason(benchmark):
 def test_rows_hold_what_was_asked_and_answered(benchmark):
     items = benchmark.load().items
     responses = {item.id: "A lake." for item in items}
+    hm = Verdict("ok", text="Hm.")
     judged = judge_responses(
-        benchmark, items, responses, lambda asked: [read_answer(q, "Hm.") for q in asked]
+        benchmark, items, responses, lambda asked: [read_answer(q, hm) for q in asked]
     )
     rows = json.loads(json.dumps([entry.as_row() for entry in judged]))
     assert [row["verdict"]["id"] for row in rows] == [u for i in items for u in benchmark.units(i)]

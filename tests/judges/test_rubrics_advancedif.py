@@ -9,7 +9,7 @@ import pytest
 
 from califkit.judges.parsing import Unparsable
 from califkit.judges.prompts import user_turn
-from califkit.judges.rubrics import AdvancedIF, RubricError
+from califkit.judges.rubrics import AdvancedIF, RubricError, Verdict
 from califkit.judges.rubrics.advancedif import CIF_NAMES, CifItem, read_answer
 from califkit.judges.verdicts import read_answer as read_verdict
 
@@ -18,7 +18,7 @@ COLUMNS = ("conversation_history", "benchmark_name", "prompt_metadata")
 
 def judged(item, text):
     (question,) = AdvancedIF().decide(item, "Hello.")
-    return read_verdict(question, text)
+    return read_verdict(question, Verdict("ok", text=text))
 
 
 def csv_row(turns=None, part=CIF_NAMES[0], rubrics=("Is it short?", "Is it kind?")):

@@ -182,11 +182,15 @@ def item(*rows):
     return ComplexItem("4", "Write.", "Writing", "And_1", tuple(questions))
 
 
+def judged(question, text):
+    return read_answer(question, Verdict("ok", text=text))
+
+
 def test_a_failed_extraction_is_no_verdict_even_where_a_rule_holds_for_nothing():
     asked = item(("forbidden_word:[rain]", ("Keywords",), ()))
     (question,) = ComplexBench().decide(asked, "Sun.")
-    assert read_answer(question, '{"scope": "none", "spans": []}').value is True
-    verdict = read_answer(question, "{")
+    assert judged(question, '{"scope": "none", "spans": []}').value is True
+    verdict = judged(question, "{")
     assert (verdict.status, verdict.value) == ("unparsable", None)
 
 
@@ -194,7 +198,7 @@ def test_a_rule_sees_the_whole_response_and_a_judge_its_beginning():
     asked = item(("length:[5000,5000]", ("Length",), ()), (None, ("Topic",), ()))
     answer = "x" * 5000
     questions = ComplexBench().decide(asked, answer)
-    assert read_answer(questions[0], '{"scope": "all", "spans": []}').value is True
+    assert judged(questions[0], '{"scope": "all", "spans": []}').value is True
     for question in questions:
         content = question.messages[0]["content"]
         assert "x" * RESPONSE_CHARACTERS in content
@@ -227,7 +231,7 @@ def test_only_rules_for_each_span_ask_for_several():
 )
 def test_judge_texts(text, status, value):
     (question,) = ComplexBench().decide(item((None, (), ())), "x")
-    verdict = read_answer(question, text)
+    verdict = judged(question, text)
     assert (verdict.status, verdict.value) == (status, value)
 
 

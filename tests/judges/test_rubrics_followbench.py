@@ -240,7 +240,7 @@ def test_rules_are_quick_on_one_repeated_character():
 def ask(level, text):
     item = FollowItem("style", 1, level, "own", ("x",), "")
     (question,) = FollowBench().decide(item, "Draft.")
-    return read_answer(question, text)
+    return read_answer(question, Verdict("ok", text=text))
 
 
 @pytest.mark.parametrize(

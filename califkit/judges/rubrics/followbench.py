@@ -122,7 +122,7 @@ class FollowBench:
         details = {
             "per_category": by_category,
             "macro": macro,
-            "micro": _micro(by_category),
+            "micro": _means(by_category, [s["n_groups"] for s in by_category.values()]),
             "level_weighted": _level_weighted(by_category),
         }
         return Scores(metrics, counts, released_scores(groups, matched), details)
@@ -237,25 +237,23 @@ def _levels_in_a_row(group: Sequence[tuple[float, float]]) -> int:
 
 
 def _macro(by_category: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    means: dict[str, Any] = {}
-    for key in ("hsr", "ssr"):
-        rows = [scores[f"{key}_by_level"] for scores in by_category.values()]
-        means[f"{key}_by_level"] = [_mean(level) for level in zip(*rows, strict=True)]
-        means[key] = _mean(means[f"{key}_by_level"])
-    return means | {"csl": _mean([scores["csl"] for scores in by_category.values()])}
+    by_level = {}
+    for key in ("hsr_by_level", "ssr_by_level"):
+        rows = [scores[key] for scores in by_category.values()]
+        by_level[key] = [_mean(level) for level in zip(*rows, strict=True)]
+    return by_level | _means(by_category, [1] * len(by_category))
 
 
-def _micro(by_category: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    total = sum(scores["n_groups"] for scores in by_category.values())
-
-    def pooled(value: Any) -> float:
-        return sum(scores["n_groups"] * value(scores) for scores in by_category.values()) / total
-
-    return {
-        "hsr": pooled(lambda scores: _mean(scores["hsr_by_level"])),
-        "ssr": pooled(lambda scores: _mean(scores["ssr_by_level"])),
-        "csl": pooled(lambda scores: scores["csl"]),
+def _means(
+    by_category: Mapping[str, Mapping[str, Any]], weights: Sequence[int]
+) -> dict[str, float]:
+    """Weighted means over the categories."""
+    columns = {
+        "hsr": [_mean(scores["hsr_by_level"]) for scores in by_category.values()],
+        "ssr": [_mean(scores["ssr_by_level"]) for scores in by_category.values()],
+        "csl": [scores["csl"] for scores in by_category.values()],
     }
+    return {key: _mean(values, weights) for key, values in columns.items()}
 
 
 def _level_weighted(by_category: Mapping[str, Mapping[str, Any]]) -> dict[str, float] | None:
@@ -263,16 +261,11 @@ def _level_weighted(by_category: Mapping[str, Mapping[str, Any]]) -> dict[str, f
     if not chosen:
         return None
     return {
-        key: _mean(
-            [
-                sum(w * v for w, v in zip(LEVELS, scores[f"{key}_by_level"], strict=True))
-                / sum(LEVELS)
-                for scores in chosen
-            ]
-        )
+        key: _mean([_mean(scores[f"{key}_by_level"], LEVELS) for scores in chosen])
         for key in ("hsr", "ssr")
     }
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+def _mean(values: Sequence[float], weights: Sequence[int] | None = None) -> float:
+    weights = weights or [1] * len(values)
+    return sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights)
