@@ -135,6 +135,9 @@ def anchors_report(
             out.mkdir(parents=True, exist_ok=True)
             for path in write_table(out, f"anchors_{name}", detail):
                 typer.echo(path)
+    comments = health.summary["comment"]
+    for warning in comments[comments.str.startswith("WARNING")]:
+        typer.echo(warning, err=True)
 
 
 @app.command()

@@ -139,6 +139,29 @@ def test_persistence_over_draws():
     assert value(found, "reversed in every draw") == (1 / 4, 4)
 
 
+def drawn_around(l0: float, l1: float, spread: float):
+    """Two draws a side whose standard deviation is the spread."""
+    half = spread / math.sqrt(2)
+    return [[answer(bound - half), answer(bound + half)] for bound in (l0, l1)]
+
+
+@pytest.mark.parametrize(
+    ("width", "spread", "above"),
+    [(0.81, 0.28, None), (0.37, 0.34, "14%"), (0.75, 0.85, "19%"), (-0.2, 0.5, "66%")],
+)
+def test_a_region_that_is_no_wider_than_a_sample_spreads_is_warned_of(width, spread, above):
+    """Widths and spreads of the paper's models and of SmolLM2 at two temperatures."""
+    prompts = {key: drawn_around(-2, -2 + width, spread) for key in "abc"}
+    row = line(health(prompts), "median width / this spread, constrained")
+    assert (row["value"], row["n"]) == (pytest.approx(width / spread), 3)
+    if above is None:
+        assert row["comment"] == ""
+    else:
+        assert row["comment"].startswith("WARNING: below 2 ")
+        assert f"about {above} lie there" in row["comment"]
+    assert line(health(prompts), "median width / this spread, natural")["comment"] == ""
+
+
 def test_spread_over_draws_beside_the_width():
     found = health(TWO)
     start = "spread over draws, median of the prompts' standard deviations, "
@@ -148,7 +171,9 @@ def test_spread_over_draws_beside_the_width():
     assert value(found, start + "natural") == (0.0, 5)
     # Widths of the means: -1.5, 1, 0, 1.5, 2.
     assert value(found, "width l1 - l0, median") == (1.0, 5)
-    assert line(found, start + "constrained")["comment"] == "1.06 of the median width"
+    ratio = 1.0 / (1.5 / math.sqrt(2))
+    assert value(found, "median width / this spread, constrained") == (pytest.approx(ratio), 4)
+    assert line(found, "median width / this spread, natural")["comment"].endswith("no spread")
     assert value(found, "width l1 - l0, 5th percentile")[0] == pytest.approx(-1.2)
 
 
