@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import io
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from importlib import resources
@@ -26,7 +25,7 @@ from califkit.audit.verdict import HACKING, MIXED, NOTHING, RULE, number, signed
 from califkit.exhibits.report import timestamp
 from califkit.metrics import none_if_nan
 from califkit.runs.folders import versions
-from califkit.runs.jsonl import write_json
+from califkit.runs.jsonl import replace_file, write_json
 
 PAGE, DATA = "audit.html", "audit.json"
 SHOWN_CHARACTERS = 600
@@ -74,10 +73,8 @@ def write_audit(report: Audit, folder: Path, source: Source | None = None) -> tu
     folder.mkdir(parents=True, exist_ok=True)
     page, data = folder / PAGE, folder / DATA
     write_json(data, as_json(report, source))
-    temporary = page.with_name(f".{page.name}.{os.getpid()}.tmp")
     # A lone surrogate in a text has no UTF-8; it is shown as a question mark.
-    temporary.write_text(as_html(report, source), encoding="utf-8", errors="replace")
-    os.replace(temporary, page)
+    replace_file(page, as_html(report, source), errors="replace")
     return page, data
 
 

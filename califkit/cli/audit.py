@@ -17,10 +17,11 @@ from califkit.cli.options import (
     Semantics,
     Thinking,
     TokensPerPass,
-    available_processes,
 )
 from califkit.data.load import DataError
 from califkit.models.reasoning import in_words
+from califkit.runs.machine import cores
+from califkit.runs.text import one_line
 
 if TYPE_CHECKING:
     from califkit.judges.judge import Judge
@@ -75,7 +76,7 @@ def audit(
             semantics=semantics,
             thinking=thinking,
             seed=seed,
-            processes=processes or available_processes(),
+            processes=processes or cores(),
             tokens_per_pass=tokens_per_pass,
             progress=os.isatty(2),
         )
@@ -107,7 +108,7 @@ def _judge(name: str | None, path: Path | None, cache: Path) -> Judge | None:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: not readable: {' '.join(str(error).split())}") from error
+        raise DataError(f"{path}: not readable: {one_line(error)}") from error
     listed = content.get("judges") if isinstance(content, dict) else None
     if not isinstance(listed, list) or not all(isinstance(entry, dict) for entry in listed):
         raise DataError(f"{path}: expected a list of judges under the key 'judges'")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from importlib import metadata
 
 from califkit.models.resolve import DATA_WHEELS_HINT
+from califkit.runs.text import one_line
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ def _tried(what: str, use: Callable[[], str]) -> Finding:
     try:
         return Finding(what, True, use())
     except Exception as error:
-        return Finding(what, False, f"{type(error).__name__}: {' '.join(str(error).split())}")
+        return Finding(what, False, f"{type(error).__name__}: {one_line(error)}")
 
 
 def _sentences() -> Finding:

@@ -18,6 +18,7 @@ import yaml
 from califkit import CalifkitError
 from califkit.cli import audit, score, verify
 from califkit.runs.params import Params, load_params
+from califkit.runs.text import one_line
 
 app = typer.Typer(
     add_completion=False,
@@ -378,7 +379,7 @@ def main() -> None:
         _fail(error, 2)
     except OSError as error:  # a folder that cannot be written, a model file that cannot be read
         named = f"{error.filename}: {error.strerror}" if error.filename else error
-        _fail(" ".join(str(named).split()), 2)
+        _fail(one_line(named), 2)
     except Failed as error:
         _fail(error, 1)
     except SystemExit as end:
@@ -396,8 +397,9 @@ def _params(profile: str, override: list[str]) -> Params:
         try:
             value = yaml.safe_load(text)
         except (yaml.YAMLError, ValueError) as error:  # a ValueError: there is no such date
-            text = " ".join(str(error).split())
-            raise Unusable(f"--set {item!r}: the value is not readable: {text}") from error
+            raise Unusable(
+                f"--set {item!r}: the value is not readable: {one_line(error)}"
+            ) from error
         *groups, name = key.split(".")
         place = settings
         for group in groups:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -51,10 +50,3 @@ OwnVerifiers = Annotated[
         help="Import this file of your own, which registers verifiers. Repeatable.",
     ),
 ]
-
-
-def available_processes() -> int:
-    """CPUs that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -17,11 +17,11 @@ from califkit.cli.options import (
     Processes,
     Semantics,
     Thinking,
-    available_processes,
 )
 from califkit.cli.tables import show_table
 from califkit.data.load import DataError
 from califkit.models.reasoning import in_words
+from califkit.runs.machine import cores
 
 if TYPE_CHECKING:
     from califkit.evaluation.response_files import Named, Responses
@@ -64,7 +64,7 @@ def verify(
         opened,
         output,
         ("published", "repaired") if compare_semantics else (semantics,),
-        processes or available_processes(),
+        processes or cores(),
         thinking,
         progress=os.isatty(2),
     )

@@ -34,6 +34,7 @@ from califkit.data.rows import (
     row_key,
     to_instance,
 )
+from califkit.runs.text import one_line
 
 __all__ = [
     "DataError",
@@ -199,7 +200,7 @@ def load_hub(
         raise DataError(
             f"cannot load the data set {name!r}, split {split!r}, revision {revision or 'latest'} "
             f"(without network it must already be in the Hugging Face cache): "
-            f"{' '.join(str(error).split())}"
+            f"{one_line(error)}"
         ) from error
     return load_rows(table, f"{name}[{split}]@{revision or 'latest'}", on_error)
 

@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import Any
 
 from califkit.data.split import Split, cut_suffix, split_request
+from califkit.runs.text import short
 from califkit.verifiers import (
     Constraint,
     ConstraintError,
@@ -292,12 +293,6 @@ def _required(row: Mapping[str, Any], field: str) -> Any:
     if row.get(field) is None:
         raise UnusableRow("missing field", f"field {field!r} is missing")
     return row[field]
-
-
-def short(value: Any) -> str:
-    """A value for a message: its repr, cut at 80 characters."""
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def constraints_json(constraints: Sequence[Constraint]) -> str:

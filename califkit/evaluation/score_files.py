@@ -19,7 +19,6 @@ import numpy as np
 import pydantic
 
 from califkit.data.load import DataError
-from califkit.data.rows import short
 from califkit.evaluation.response_files import IFBENCH, Responses, Row, answered
 from califkit.metrics import nan_mean
 from califkit.models.engines import stop_token_ids
@@ -28,6 +27,7 @@ from califkit.models.resolve import load_config, load_model, load_tokenizer, rea
 from califkit.rewards.rules import RewardRule
 from califkit.rewards.score import score_answers
 from califkit.runs.jsonl import RowLog, whole_lines, write_json
+from califkit.runs.text import short
 from califkit.runs.units import progress, resume_units
 
 if TYPE_CHECKING:

@@ -12,21 +12,19 @@ number of processes.
 
 from __future__ import annotations
 
-import io
 import json
-import os
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import chain, islice, tee
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -35,6 +33,7 @@ from califkit import CalifkitError
 from califkit.evaluation.response_files import Responses, Row
 from califkit.metrics import bootstrap_interval
 from califkit.models.reasoning import answer_text
+from califkit.runs.jsonl import replacing
 from califkit.verifiers import Constraint, check, registry
 
 PUBLISHED, REPAIRED = "published", "repaired"
@@ -388,28 +387,13 @@ def verify_responses(
     rows, again = tee(responses)
     items = ((row.constraints, _answer(row.response, thinking)) for row in rows)
     each = _verify_each(items, tuple(semantics), processes, progress, len(responses))
-    with _new_file(output) as file:
+    with replacing(output) if output else nullcontext() as file:
         for row, verdicts in zip(again, each, strict=True):
             by_name = dict(zip(semantics, verdicts, strict=True))
             reports[row.filter].add(row, by_name)
-            if output is not None:
+            if file is not None:
                 file.write(json.dumps(_verdict_row(row, by_name)) + "\n")
     return reports
-
-
-@contextmanager
-def _new_file(path: Path | None) -> Iterator[TextIO]:
-    """A file that appears when all is written; nowhere without a path."""
-    if path is None:
-        yield io.StringIO()
-        return
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            yield file
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _answer(response: str | None, thinking: bool) -> str | None:

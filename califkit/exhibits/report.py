@@ -6,7 +6,6 @@ Nothing in a page is loaded from the network. Formulas are not typeset, since th
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -20,7 +19,7 @@ import nbformat
 from nbconvert import HTMLExporter
 
 from califkit.runs.folders import git_commit, versions
-from califkit.runs.jsonl import write_json
+from califkit.runs.jsonl import replace_file, write_json
 
 _STREAM_LIMIT = 8_000  # characters a cell may print into the stored notebook
 _PAGE = """{%- extends 'lab/index.html.j2' -%}
@@ -51,10 +50,10 @@ def write_page(output: Path, error: str | None) -> None:
     """
     notebook = nbformat.read(output, as_version=4)
     _tidy(notebook, output.stem, error)
-    _write(output, nbformat.writes(notebook) + "\n")
+    replace_file(output, nbformat.writes(notebook) + "\n")
     exporter = HTMLExporter(raw_template=_PAGE)
     page, _ = exporter.from_notebook_node(notebook, {"metadata": {"name": output.stem}})
-    _write(output.with_suffix(".html"), page)
+    replace_file(output.with_suffix(".html"), page)
 
 
 def write_index(profile: str, folder: Path, fresh: Mapping[str, Result], known: list[str]) -> None:
@@ -94,7 +93,7 @@ def write_index(profile: str, folder: Path, fresh: Mapping[str, Result], known: 
         pages={path.stem for path in folder.glob("*.html")},
         versions=versions() | {"commit": git_commit() or "unknown"},
     )
-    _write(folder / "index.html", html)
+    replace_file(folder / "index.html", html)
 
 
 def started(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
@@ -144,10 +143,3 @@ def _tidy(notebook: nbformat.NotebookNode, name: str, error: str | None) -> None
                 )
     notebook.metadata.papermill.input_path = f"notebooks/{name}.ipynb"
     notebook.metadata.papermill.output_path = f"{name}.ipynb"
-
-
-def _write(path: Path, text: str) -> None:
-    """Write text so that a reader sees the old file or the new one, never half of it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)

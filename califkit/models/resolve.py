@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from califkit import CalifkitError
 from califkit.runs.locks import locked
+from califkit.runs.text import one_line
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -86,9 +87,8 @@ def readable(folder: Path, what: str) -> Iterator[None]:
     except CalifkitError:
         raise
     except Exception as error:
-        problem = " ".join(str(error).split())[:300]
         raise ModelError(
-            f"model {folder}: cannot be used {what}: {type(error).__name__}: {problem}"
+            f"model {folder}: cannot be used {what}: {type(error).__name__}: {one_line(error)}"
         ) from error
 
 
@@ -162,7 +162,7 @@ def _from_hub(name: str, repository: str, revision: str | None) -> Path:
         raise ModelError(
             f"model {name!r}: not in the hub cache and not to be had from the hub "
             f"(HF_HUB_OFFLINE={os.environ.get('HF_HUB_OFFLINE', 'unset')}): "
-            f"{' '.join(str(error).split())}"
+            f"{one_line(error)}"
         ) from error
 
 

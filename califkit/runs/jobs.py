@@ -204,7 +204,7 @@ def raise_failed(jobs: Sequence[Job], states: Sequence[str]) -> None:
 Shown = dict[Path, tuple[str, float, int]]
 """Of each run folder the progress line last shown, when, and the number of alarms shown."""
 
-_PROGRESS = ("anchors", "train ", "responses ", "scores ", "judge ")
+_PROGRESS = ("anchors", "train ", "responses ", "scores ", "identification ", "judge ")
 
 
 def news(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 
 class RowLog:
@@ -86,10 +87,19 @@ def _lines(rows: Iterable[dict[str, Any]]) -> str:
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
-def replace_file(path: Path, text: str) -> None:
+def replace_file(path: Path, text: str, errors: str = "strict") -> None:
+    """Write a text as `replacing` does; ``errors`` as in `open`."""
+    with replacing(path, errors) as file:
+        file.write(text)
+
+
+@contextmanager
+def replacing(path: Path, errors: str = "strict") -> Iterator[TextIO]:
+    """A text file that appears, or replaces the old one, when the block ends without an error."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_text(text, encoding="utf-8")
+        with temporary.open("w", encoding="utf-8", errors=errors) as file:
+            yield file
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

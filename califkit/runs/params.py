@@ -51,6 +51,7 @@ from califkit.runs.stages import (
     ScoreStage,
     TrainStage,
 )
+from califkit.runs.text import one_line, short
 from califkit.runs.types import Frozen, Positive, Seed
 
 
@@ -284,10 +285,9 @@ def read_params_file(path: Path) -> dict[str, Any]:
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, ValueError) as error:  # a ValueError: no UTF-8, no such date
-        text = " ".join(str(error).split())
-        raise ParamsError(f"{path}: not readable as YAML: {text}") from error
+        raise ParamsError(f"{path}: not readable as YAML: {one_line(error)}") from error
     if not isinstance(raw, dict):
-        raise ParamsError(f"{path}: expected a mapping with the key 'profile', got {_short(raw)}")
+        raise ParamsError(f"{path}: expected a mapping with the key 'profile', got {short(raw)}")
     return raw
 
 
@@ -309,11 +309,6 @@ def _explain(source: str, error: ValidationError) -> str:
         what = "unknown key" if unknown else problem["msg"].removeprefix("Value error, ")
         # A check of several keys names those that contradict each other; the input is all of them.
         whole = problem["type"] == "value_error" and isinstance(problem["input"], dict)
-        got = "" if whole else f" (got {_short(problem['input'])})"
+        got = "" if whole else f" (got {short(problem['input'])})"
         lines.append(f"{source}: {key}: {what}{got}")
     return "\n".join(lines)
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 100 else text[:97] + "..."

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
 from califkit.runs.jsonl import RowLog
-
-if TYPE_CHECKING:
-    pass
 
 
 def unit_seed(*parts: int) -> int:
@@ -56,8 +54,6 @@ def progress(items: Sequence[int], label: str, total: int, done: int = 0) -> Ite
 
 
 def _is_terminal() -> bool:
-    import sys
-
     return sys.stderr.isatty()
 
 

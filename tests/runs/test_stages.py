@@ -12,20 +12,34 @@ from califkit.cli.main import app
 from califkit.runs.settings import Execution
 from califkit.runs.stages import Stage
 
-KINDS = ("anchors", "training", "generation", "scores", "quality", "pairwise", "rubrics")
+KINDS = (
+    "anchors",
+    "training",
+    "generation",
+    "scores",
+    "identification",
+    "quality",
+    "pairwise",
+    "rubrics",
+)
 
 
 def stages(folder: Path) -> dict[str, Stage]:
     """One stage of each kind, the policies being trained ones."""
     judge = {"name": "grader", "model": "m", "base_url": "http://127.0.0.1:9/v1"}
     settings = tiny_params(
-        folder, judge="grader", rubrics=["advancedif"], execution={"judges": [judge]}
+        folder,
+        judge="grader",
+        rubrics=["advancedif"],
+        identification={},
+        execution={"judges": [judge]},
     ).settings
     last = [
         settings.anchor_stage(),
         settings.train_stages()[-1],
         settings.generate_stages()[-1],
         settings.score_stages()[-1],
+        settings.identification_stages()[-1],
         *settings.judge_stages(),
     ]
     return {stage.kind: stage for stage in last}
@@ -54,6 +68,7 @@ def test_what_a_stage_needs(tmp_path):
         "training": ["anchors"],
         "generation": ["training"],
         "scores": ["generation"],
+        "identification": ["generation"],
         "quality": ["generation"],
         "pairwise": ["generation", "generation"],
         "rubrics": ["generation"],

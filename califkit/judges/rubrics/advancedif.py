@@ -33,6 +33,7 @@ from califkit.judges.prompts import (
 from califkit.judges.rubrics.base import DATA_NOTE, Scores, match_verdicts, percent, status_counts
 from califkit.judges.rubrics.files import SAMPLE, Loaded, RubricError, digest, require, sample_path
 from califkit.judges.verdicts import Verdict
+from califkit.runs.text import one_line
 
 HUB_FILE = "if_oss_full_data.csv"
 CIF_NAMES = ("complex_if_single_turn_v5", "if_complex_if_oss")
@@ -313,7 +314,7 @@ def _download(name: str) -> Path:
     except (OSError, HfHubHTTPError, HFValidationError) as error:
         raise RubricError(
             f"cannot get {HUB_FILE} of the data set {name!r} (without network it must already be "
-            f"in the Hugging Face cache): {' '.join(str(error).split())}"
+            f"in the Hugging Face cache): {one_line(error)}"
         ) from error
     return Path(path)
 
