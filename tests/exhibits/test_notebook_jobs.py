@@ -29,6 +29,10 @@ ASKED_FOR = {
 """What a notebook asks for first, if not the scores of all policies."""
 
 JUDGED = {
+    "03_evaluate": Settings.quality_stages,
+    "fig5_main_results": Settings.quality_stages,
+    "tab2_transitions": Settings.quality_stages,
+    "tab5_pairwise": Settings.pairwise_stages,
     "fig7_constraint_types": Settings.quality_stages,
     "tab1_rubrics": Settings.rubric_stages,
     "tab6_inflation": Settings.quality_stages,
