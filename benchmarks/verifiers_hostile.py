@@ -2,7 +2,9 @@
 
 Each of the 112 ids judges each pattern, repeated to the given length, with the arguments of its
 example in the registry. Times are CPU seconds of one check in a warm process, its own analysis of
-the text included. Prints the slowest pattern per id, slowest id first.
+the text included. Prints the slowest pattern per id, slowest id first; then the keyword ids with
+long lists, whose time should grow no faster than list and text, and the first checks of a fresh
+process, which load tables.
 
     python benchmarks/verifiers_hostile.py                  # 100 KB, strict
     python benchmarks/verifiers_hostile.py --size 1000000
@@ -12,6 +14,8 @@ the text included. Prints the slowest pattern per id, slowest id first.
 from __future__ import annotations
 
 import argparse
+import random
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -105,6 +109,38 @@ def cpu_seconds(constraint: Constraint, text: str, mode: str, semantics: str) ->
     return elapsed
 
 
+def made_up_words(letters: str, n: int, seed: int) -> list[str]:
+    rng = random.Random(seed)
+    return ["".join(rng.choices(letters, k=6)) for _ in range(n)]
+
+
+def report_keyword_lists(mode: str, semantics: str) -> None:
+    """Lists of which no word occurs (to forbid) and of which every word does (to ask for)."""
+    vocabulary = made_up_words("abcdefghij", 10_000, seed=0)
+    text = " ".join(vocabulary)
+    strangers = made_up_words("klmnopqrst", 10_000, seed=1)
+    print(f"\nkeyword lists, {len(text):,} characters, {mode}, {semantics}")
+    for n in (10, 100, 1_000, 10_000):
+        forbidden = Constraint("keywords:forbidden_words", {"forbidden_words": strangers[:n]})
+        wanted = Constraint("keywords:existence", {"keywords": vocabulary[-n:]})
+        for constraint in (forbidden, wanted):
+            seconds = cpu_seconds(constraint, text, mode, semantics)
+            print(f"{seconds:8.3f} s  {constraint.id:46} {n:,} words")
+
+
+def report_first_checks() -> None:
+    """CPU time of the first check in a fresh process, of ids that load something."""
+    print("\nfirst check of a process")
+    for id in ("custom:sentence_alphabet", "language:response_language", "format:emoji"):
+        code = (
+            "import time; from califkit.verifiers import REGISTRY, Constraint, check; "
+            f"c = Constraint({id!r}, REGISTRY[{id!r}].example.kwargs); t = time.process_time(); "
+            "check(c, 'x' + 'a' * 100_000); print(time.process_time() - t)"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+        print(f"{float(done.stdout):8.3f} s  {id}")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--size", type=int, default=100_000, help="characters (default 100,000)")
@@ -130,6 +166,8 @@ def main() -> int:
         over += seconds > limit
         print(f"{seconds:8.3f} s  {id:46} {name}{'  OVER' if seconds > limit else ''}")
     print(f"{len(worst)} ids, {len(PATTERNS)} patterns, {over} ids over the limit")
+    report_keyword_lists(args.mode, args.semantics)
+    report_first_checks()
     return 0
 
 

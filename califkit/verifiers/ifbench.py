@@ -14,7 +14,7 @@ from functools import lru_cache, partial
 from itertools import islice, pairwise
 from typing import Annotated
 
-from califkit.verifiers import registry
+from califkit.verifiers import patterns, registry
 from califkit.verifiers.registry import AnyText, Count, Example, Param, Positive, repairs
 from califkit.verifiers.text import (
     CLOSERS,
@@ -72,18 +72,6 @@ _JAPANESE = re.compile(r"[\u3040-\u30ff\u4e00-\u9fff]")
 def _trigrams(items: str | list[str]) -> set:
     """The distinct runs of three neighbours of a string or list."""
     return set(zip(items, items[1:], items[2:], strict=False))
-
-
-@lru_cache(maxsize=256)
-def _whole_word(word: str) -> re.Pattern[str]:
-    """Pattern of a literal word that is not part of a longer one; case is ignored."""
-    return re.compile(rf"(?<!\w){re.escape(word)}(?!\w)", re.IGNORECASE)
-
-
-@lru_cache(maxsize=256)
-def _bounded(word: str) -> re.Pattern[str]:
-    r"""Pattern of a literal word between two ``\b``; differs from `_whole_word` for ``C++``."""
-    return re.compile(rf"\b{re.escape(word)}\b", re.IGNORECASE)
 
 
 def _endings(text: Text, ignore: str = "") -> Counter[str]:
@@ -250,7 +238,7 @@ def keywords_multiple_repaired(
     text: Text, keyword1: str, keyword2: str, keyword3: str, keyword4: str, keyword5: str
 ) -> bool:
     due = zip((keyword1, keyword2, keyword3, keyword4, keyword5), (1, 2, 3, 5, 7), strict=True)
-    return all(len(_whole_word(word.strip()).findall(text.raw)) == times for word, times in due)
+    return all(patterns.count_literal(word.strip(), text) == times for word, times in due)
 
 
 # --- ratio -----------------------------------------------------------------------------------
@@ -589,7 +577,9 @@ def increment(text: Text, small_n: Count) -> bool:
 )
 def keyword_in_sentence(text: Text, word: str, N: Count) -> bool:
     first = list(islice(text.iter_sentences(), N)) if N else text.sentences
-    return len(first) >= max(N, 1) and bool(_bounded(word).search(first[-1]))
+    return len(first) >= max(N, 1) and bool(
+        re.search(rf"\b{re.escape(word)}\b", first[-1], re.IGNORECASE)
+    )
 
 
 @repairs(
@@ -601,4 +591,4 @@ def keyword_in_sentence(text: Text, word: str, N: Count) -> bool:
 def keyword_in_sentence_repaired(text: Text, word: str, N: int) -> bool:
     if not 0 < N <= len(text.sentences):
         return False
-    return bool(_whole_word(word).search(text.sentences[N - 1]))
+    return patterns.found_literal(word, Text(text.sentences[N - 1]))

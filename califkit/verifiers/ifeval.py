@@ -40,7 +40,7 @@ verifier = partial(registry.verifier, suite="ifeval")
     defect="The keyword is searched as a pattern and inside longer words (`art` in `start`).",
 )
 def existence(text: Text, keywords: list[str] | str) -> bool:
-    return all(patterns.found(keyword, text.raw, re.IGNORECASE) for keyword in keywords)
+    return all(patterns.found(keyword, text) for keyword in keywords)
 
 
 @repairs(
@@ -51,7 +51,7 @@ def existence(text: Text, keywords: list[str] | str) -> bool:
 )
 def existence_literal(text: Text, keywords: list[str] | str) -> bool:
     keywords = [keywords] if isinstance(keywords, str) else keywords
-    return all(count_literal(keyword, text) > 0 for keyword in keywords)
+    return all(patterns.found_literal(keyword.strip(), text) for keyword in keywords)
 
 
 @verifier(
@@ -63,8 +63,7 @@ def existence_literal(text: Text, keywords: list[str] | str) -> bool:
     defect="The keyword is counted as a pattern and inside longer words (`art` in `start`).",
 )
 def frequency(text: Text, keyword: str, frequency: Count, relation: Relation) -> bool:
-    found = patterns.count(keyword.strip(), text.raw, re.IGNORECASE)
-    return compare(found, relation, frequency)
+    return compare(patterns.count(keyword.strip(), text), relation, frequency)
 
 
 @repairs(
@@ -74,13 +73,7 @@ def frequency(text: Text, keyword: str, frequency: Count, relation: Relation) ->
     kwargs={"keyword": "art", "frequency": 1, "relation": "at least"},
 )
 def frequency_literal(text: Text, keyword: str, frequency: int, relation: str) -> bool:
-    return compare(count_literal(keyword, text), relation, frequency)
-
-
-def count_literal(keyword: str, text: Text) -> int:
-    """Occurrences of a keyword taken literally, ignoring case and not inside a longer word."""
-    literal = rf"(?<!\w){re.escape(keyword.strip())}(?!\w)"
-    return sum(1 for _ in re.finditer(literal, text.raw, re.IGNORECASE))
+    return compare(patterns.count_literal(keyword.strip(), text), relation, frequency)
 
 
 @verifier(
@@ -90,10 +83,7 @@ def count_literal(keyword: str, text: Text) -> int:
     defect="The word is searched as a pattern between word boundaries, so `$5` is never seen.",
 )
 def forbidden_words(text: Text, forbidden_words: list[str] | str) -> bool:
-    return not any(
-        patterns.found(word, text.raw, re.IGNORECASE, before=r"\b", after=r"\b")
-        for word in forbidden_words
-    )
+    return not any(patterns.found_word(word, text) for word in forbidden_words)
 
 
 @repairs(
@@ -104,7 +94,7 @@ def forbidden_words(text: Text, forbidden_words: list[str] | str) -> bool:
 )
 def forbidden_words_literal(text: Text, forbidden_words: list[str] | str) -> bool:
     words = [forbidden_words] if isinstance(forbidden_words, str) else forbidden_words
-    return not any(count_literal(word, text) for word in words)
+    return not any(patterns.found_literal(word.strip(), text) for word in words)
 
 
 @verifier(
@@ -280,7 +270,8 @@ def postscript(text: Text, postscript_marker: str) -> bool:
     if marker == "P.S.":
         return re.search(r"p\.\s?s\..*$", text.lower, re.MULTILINE) is not None
     before = r"\s*" if marker[:1] in tuple("*+?{") else ""
-    return patterns.found(marker.lower(), text.lower, re.MULTILINE, before=before, after=".*$")
+    lines = patterns.matches(before, marker.lower(), ".*$", Text(text.lower), re.MULTILINE)
+    return next(lines, None) is not None
 
 
 @repairs(
@@ -393,7 +384,7 @@ def number_highlights(text: Text, num_highlights: int) -> bool:
     defect="The marker is a pattern and counts in mid-line (`see Section 1`).",
 )
 def multiple_sections(text: Text, section_spliter: str, num_sections: Count) -> bool:
-    sections = patterns.matches(r"\s?", section_spliter.strip(), r"\s?\d+\s?", text.raw)
+    sections = patterns.matches(r"\s?", section_spliter.strip(), r"\s?\d+\s?", text, flags=0)
     # Every capture group of the marker adds a piece per match, as re.split does.
     pieces = sum(1 + match.re.groups for match in sections)
     return pieces >= num_sections

@@ -12,7 +12,7 @@ from functools import partial
 from itertools import islice, pairwise
 
 from califkit.verifiers import ifeval, patterns, registry
-from califkit.verifiers.ifeval import count_filled, count_literal, divided
+from califkit.verifiers.ifeval import count_filled, divided
 from califkit.verifiers.registry import (
     RELATIONS,
     AnyText,
@@ -150,10 +150,7 @@ def words_unique(text: Text) -> bool:
     defect="Keywords are counted as patterns and inside longer words.",
 )
 def count_increment_word(text: Text, keyword1: str, keyword2: str) -> bool:
-    return (
-        patterns.count(keyword1.strip(), text.raw, re.IGNORECASE) == 1
-        and patterns.count(keyword2.strip(), text.raw, re.IGNORECASE) == 2
-    )
+    return [patterns.count(word.strip(), text) for word in (keyword1, keyword2)] == [1, 2]
 
 
 @repairs(
@@ -163,7 +160,8 @@ def count_increment_word(text: Text, keyword1: str, keyword2: str) -> bool:
     gained="Milk, tea and milk in a teapot.",
 )
 def increment_literal(text: Text, keyword1: str, keyword2: str) -> bool:
-    return count_literal(keyword1, text) == 1 and count_literal(keyword2, text) == 2
+    counts = [patterns.count_literal(word.strip(), text) for word in (keyword1, keyword2)]
+    return counts == [1, 2]
 
 
 # --- keywords and letters ----------------------------------------------------------------------
@@ -174,12 +172,12 @@ def increment_literal(text: Text, keyword1: str, keyword2: str) -> bool:
     defect="The keyword is counted as a pattern and inside longer words.",
 )
 def word_once(text: Text, keyword: str) -> bool:
-    return patterns.count(keyword.strip(), text.raw, re.IGNORECASE) == 1
+    return patterns.count(keyword.strip(), text) == 1
 
 
 @repairs(word_once, "Counts the literal word.", lost="A teapot.", gained="Tea in a teapot.")
 def word_once_literal(text: Text, keyword: str) -> bool:
-    return count_literal(keyword, text) == 1
+    return patterns.count_literal(keyword.strip(), text) == 1
 
 
 @verifier(
@@ -196,7 +194,7 @@ def word_count(text: Text, keyword: str, frequency: Count, relation: Relation) -
 
 @repairs(word_count, "Counts the literal word.", gained="Tea in a teapot.")
 def word_count_literal(text: Text, keyword: str, frequency: int, relation: str) -> bool:
-    return compare(count_literal(keyword, text), relation, frequency)
+    return compare(patterns.count_literal(keyword.strip(), text), relation, frequency)
 
 
 verifier(
@@ -221,7 +219,7 @@ def exclude_word_harder(text: Text, keyword: str, instruction: AnyText | None = 
 
 @repairs(exclude_word_harder, "Sees the word anywhere, without regard to case.", lost="Drink tea.")
 def exclude_word(text: Text, keyword: str, instruction: str | None = None) -> bool:
-    return count_literal(keyword, text) == 0
+    return not patterns.found_literal(keyword.strip(), text)
 
 
 @verifier(

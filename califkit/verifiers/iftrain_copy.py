@@ -32,7 +32,7 @@ def repeat_phrase(text: Text, phrase: str, small_n: Positive) -> bool:
 def phrase_spans(text: Text, first: str, last: str) -> list[str]:
     """Matches of the pattern ``first .*? last``; in one pass when both words are literal."""
     if not (is_literal(first) and is_literal(last)):
-        return [m.group() for m in patterns.matches("", f"{first} .*? {last}", "", text.raw)]
+        return [m.group() for m in patterns.matches("", f"{first} .*? {last}", "", text, 0)]
     spans = []
     for line in text.lines:
         start = line.find(f"{first} ")

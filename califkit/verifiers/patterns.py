@@ -1,9 +1,10 @@
-"""Keyword arguments that upstream puts into a regular expression unescaped, run within bounds.
+"""Keywords in a text: as the patterns they are upstream, run within bounds, and taken literally.
 
-Several published checks search for a keyword as a pattern, so ``a.b`` finds ``axb`` and ``(``
-raises ``re.error``; that has to stay. What must not stay is that ``(a+)+$`` hangs the process.
-The number of steps a pattern can take is estimated from its quantifiers; within the budget it
-runs on the standard ``re``, beyond it on ``regex`` with a time limit.
+Several published checks put a keyword into a regular expression unescaped, so ``a.b`` finds
+``axb`` and ``(`` raises ``re.error``; that has to stay. What must not stay is that ``(a+)+$`` hangs
+the process. The number of steps a pattern can take is estimated from its quantifiers; within the
+budget it runs on the standard ``re``, beyond it on ``regex`` with a time limit. Most keywords are
+plain words, and those are looked up, so that long lists of them cost little.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 from math import log2
+
+from califkit.verifiers.text import Text, fold
 
 # About 0.2 s of the standard engine. Plain words, the ordinary case, take one step a character.
 _STEP_BUDGET_BITS = log2(2e7)
@@ -23,9 +26,8 @@ _TOKEN = re.compile(
     r"\+?|(?P<branch>\|)|(?P<open>\(\?)|.",
     re.DOTALL,
 )
-
-
-_SPECIAL = re.compile(r"[\\^$.|?*+()\[{]|[^\x00-\x7f]")
+_SPECIAL = re.compile(r"[\\^$.|?*+()\[{]")
+_WORD = re.compile(r"\w+")
 
 
 class PatternTimeout(RuntimeError):
@@ -64,13 +66,8 @@ def _compiled_bounded(pattern: str, flags: int):
     return regex.compile(pattern, flags & (re.IGNORECASE | re.MULTILINE))
 
 
-def _occurs(word: str, text: str, flags: int) -> bool:
-    """Whether an ASCII word stands in an ASCII text: a quick no to most words."""
-    return word in text or bool(flags & re.IGNORECASE) and word.lower() in text.lower()
-
-
 def matches(
-    before: str, raw: str, after: str, text: str, flags: int = 0
+    before: str, raw: str, after: str, text: Text, flags: int = re.IGNORECASE
 ) -> Iterator[re.Match[str]]:
     """Non-overlapping matches in `text` of the pattern ``before + raw + after``.
 
@@ -90,16 +87,16 @@ def matches(
     PatternTimeout
         It did not finish within half a second.
     """
+    if not _SPECIAL.search(raw) and fold(raw) not in text.folded:
+        return iter(())  # a quick no to most plain words, before anything is compiled
     pattern = before + raw + after
     compiled = _compiled(pattern, flags)
-    if text.isascii() and not _SPECIAL.search(raw) and not _occurs(raw, text, flags):
-        return iter(())
     growth = _growth(raw)
     if growth is not None:
         unbounded, bits = growth
-        if (1 + unbounded) * log2(len(text) + 1) + bits <= _STEP_BUDGET_BITS:
-            return compiled.finditer(text)
-    return _bounded(pattern, flags, text)
+        if (1 + unbounded) * log2(len(text.raw) + 1) + bits <= _STEP_BUDGET_BITS:
+            return compiled.finditer(text.raw)
+    return _bounded(pattern, flags, text.raw)
 
 
 def _bounded(pattern: str, flags: int, text: str) -> Iterator[re.Match[str]]:
@@ -111,11 +108,45 @@ def _bounded(pattern: str, flags: int, text: str) -> Iterator[re.Match[str]]:
         ) from None
 
 
-def found(raw: str, text: str, flags: int = 0, before: str = "", after: str = "") -> bool:
-    """Whether the pattern matches anywhere in `text`; see `matches`."""
-    return next(matches(before, raw, after, text, flags), None) is not None
+def found(raw: str, text: Text) -> bool:
+    """Whether the pattern matches anywhere, ignoring case; see `matches`."""
+    if raw in text.raw and not _SPECIAL.search(raw):
+        return True
+    return next(matches("", raw, "", text), None) is not None
 
 
-def count(raw: str, text: str, flags: int = 0) -> int:
-    """Number of non-overlapping matches in `text`; see `matches`."""
-    return sum(1 for _ in matches("", raw, "", text, flags))
+def found_word(raw: str, text: Text) -> bool:
+    """Whether the pattern matches between two word boundaries, ignoring case; see `matches`."""
+    known = _is_run(raw, text)
+    return next(matches(r"\b", raw, r"\b", text), None) is not None if known is None else known
+
+
+def count(raw: str, text: Text) -> int:
+    """Number of non-overlapping matches, ignoring case; see `matches`."""
+    return sum(1 for _ in matches("", raw, "", text))
+
+
+def found_literal(word: str, text: Text) -> bool:
+    """Whether a word or phrase occurs, ignoring case and not inside a longer word."""
+    known = _is_run(word, text)
+    return count_literal(word, text) > 0 if known is None else known
+
+
+def count_literal(word: str, text: Text) -> int:
+    """Occurrences of a word or phrase, ignoring case and not inside a longer word."""
+    literal = rf"(?<!\w){re.escape(word)}(?!\w)"
+    return sum(1 for _ in re.finditer(literal, text.raw, re.IGNORECASE))
+
+
+def _is_run(word: str, text: Text) -> bool | None:
+    r"""Whether the word is one of the text's ``\w+`` runs, ignoring case.
+
+    None where only a pattern can tell: the word has other characters, or what folds alike is not
+    ASCII (the pattern ``ss`` does not match ``ß``).
+    """
+    if not _WORD.fullmatch(word):
+        return None
+    run = text.folded_words.get(fold(word))
+    if run is None:
+        return False
+    return True if (word + run).isascii() else None

@@ -29,6 +29,7 @@ CLOSERS = "\"'”’)]}*_ "
 _PS = PUNCTUATION + " "
 _DEPUNCT = str.maketrans("", "", PUNCTUATION)
 _WORD = re.compile(r"\w+")
+_DOTLESS = str.maketrans("İı", "ii")
 _ASCII_WORDS = "".join(c if _WORD.match(c) else " " for c in map(chr, range(128)))
 _BARE = re.compile(r"[^\W_](?:.*[^\W_])?", re.DOTALL)
 
@@ -51,6 +52,11 @@ def rps_strip(s: str) -> str:
 def depunct(s: str) -> str:
     """Delete every ASCII punctuation character; nothing is put in its place."""
     return s.translate(_DEPUNCT)
+
+
+def fold(s: str) -> str:
+    """Text such that what ``re.IGNORECASE`` takes for equal becomes equal (and little else)."""
+    return s.translate(_DOTLESS).casefold()
 
 
 def bare(token: str) -> str:
@@ -214,6 +220,16 @@ class Text:
         if self.raw.isascii():  # the same, four times as fast
             return self.raw.translate(_ASCII_WORDS).split()
         return _WORD.findall(self.raw)
+
+    @cached_property
+    def folded(self) -> str:
+        """The text folded (see `fold`)."""
+        return fold(self.raw)
+
+    @cached_property
+    def folded_words(self) -> dict[str, str]:
+        """The distinct `words`, each by its folded form."""
+        return {fold(word): word for word in self.words}
 
     @property
     def n_words(self) -> int:

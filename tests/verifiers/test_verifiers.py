@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import re
 import string
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from califkit.verifiers import (
     REGISTRY,
     Constraint,
     ConstraintError,
+    Text,
     UnknownConstraintError,
     check,
     fraction_followed,
@@ -27,6 +29,7 @@ from califkit.verifiers import (
     verify_all,
 )
 from califkit.verifiers.registry import compare
+from califkit.verifiers.text import fold
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAINING_SUITES = ("ifeval", "iftrain")
@@ -221,10 +224,41 @@ def test_keywords_act_as_patterns_in_published_semantics(keyword, response, pass
 @pytest.mark.parametrize("raw", ["tea", "a.b", "(ab)+", "a*b", "(?:x|y)z?", r"\d{2,3}", "x{2,}"])
 def test_both_engines_give_the_same_matches(raw, monkeypatch):
     text = "tea axb ababab aab xz y 12 345 6789 xxx Tea " * 3
-    standard = [m.span() for m in patterns.matches("", raw, "", text)]
+    text = Text(text)
+    standard = [m.span() for m in patterns.matches("", raw, "", text, 0)]
     monkeypatch.setattr(patterns, "_STEP_BUDGET_BITS", -1.0)
-    assert [m.span() for m in patterns.matches("", raw, "", text)] == standard
+    assert [m.span() for m in patterns.matches("", raw, "", text, 0)] == standard
     assert standard
+
+
+def test_fold_makes_equal_what_a_pattern_takes_for_equal():
+    """All characters with a case, and that the others match themselves alone."""
+    letters = [c for c in map(chr, range(0x110000)) if c != c.swapcase() or c != c.casefold()]
+    joined = "".join(letters)
+    for letter in letters:
+        for match in re.findall(re.escape(letter), joined, re.IGNORECASE):
+            assert fold(match) == fold(letter), (letter, match)
+    others = "".join(map(chr, range(0xD800))).translate(dict.fromkeys(map(ord, letters)))
+    assert not re.search(f"[{re.escape(joined)}]", others, re.IGNORECASE)
+
+
+keyword_scraps = st.lists(
+    st.sampled_from([*"aAsSkKßſKİıiIéÉ好_1' ", "ss", "\u0345", "ι", "μµ"]), max_size=6
+).map("".join)
+
+
+@settings(max_examples=300, deadline=None)
+@given(keyword_scraps, st.lists(keyword_scraps, max_size=6).map(" ".join))
+def test_keywords_are_found_as_the_plain_patterns_find_them(word, raw):
+    text = Text(raw)
+    for search, pattern in (
+        (patterns.found, word),
+        (patterns.count, word),
+        (patterns.found_word, rf"\b{word}\b"),
+        (patterns.found_literal, rf"(?<!\w){re.escape(word)}(?!\w)"),
+    ):
+        expected = len(re.findall(pattern, raw, re.IGNORECASE))
+        assert search(word, text) == (expected if search is patterns.count else expected > 0)
 
 
 def test_a_response_that_is_no_text_is_refused():
