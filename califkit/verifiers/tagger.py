@@ -6,7 +6,6 @@ first use only, because it imports NLTK.
 
 from __future__ import annotations
 
-import threading
 from functools import lru_cache
 
 import nltk
@@ -15,16 +14,23 @@ from nltk.tag.perceptron import PerceptronTagger
 from califkit.verifiers.registry import ConstraintError
 
 RESOURCE = "averaged_perceptron_tagger_eng"
-_lock = threading.Lock()
 
 
 class MissingTaggerError(ConstraintError):
     """The tagger's data is not in NLTK's data path."""
 
 
-def require() -> None:
-    """Raise `MissingTaggerError` unless the tagger's data is there."""
-    _tagger()
+@lru_cache(maxsize=1)
+def require() -> PerceptronTagger:
+    """The tagger; raises `MissingTaggerError` unless its data is there."""
+    try:
+        nltk.data.find(f"taggers/{RESOURCE}/")
+    except LookupError:
+        raise MissingTaggerError(
+            f"words:start_verb needs NLTK's data package {RESOURCE!r}, which is not in NLTK's data "
+            f"path. Get it with: python -m nltk.downloader {RESOURCE}"
+        ) from None
+    return PerceptronTagger()
 
 
 @lru_cache(maxsize=4096)  # the loose variants of a response mostly begin alike
@@ -37,21 +43,4 @@ def starts_with_verb(tokens: tuple[str, ...]) -> bool:
         The first three tokens of the text, or all if it has fewer. The tagger goes from left to
         right and looks two tokens ahead, so these give the tag that the whole text gives.
     """
-    return bool(tokens) and "VB" in _tagger().tag(list(tokens))[0][1]
-
-
-def _tagger() -> PerceptronTagger:
-    with _lock:
-        return _load()
-
-
-@lru_cache(maxsize=1)
-def _load() -> PerceptronTagger:
-    try:
-        nltk.data.find(f"taggers/{RESOURCE}/")
-    except LookupError:
-        raise MissingTaggerError(
-            f"words:start_verb needs NLTK's data package {RESOURCE!r}, which is not in NLTK's data "
-            f"path. Get it with: python -m nltk.downloader {RESOURCE}"
-        ) from None
-    return PerceptronTagger()
+    return bool(tokens) and "VB" in require().tag(list(tokens))[0][1]

@@ -25,14 +25,10 @@ GOLDEN = SHARED / "verifiers"
 TAGGER = SHARED / "nltk_data" / "taggers"
 FILES = {"ifeval": 25, "ifeval_g": 25, "iftrain": 29, "ifbench": 58}
 
-pytestmark = pytest.mark.skipif(not GOLDEN.is_dir(), reason="no golden vectors beside the repo")
-
-
-@pytest.fixture(autouse=True)
-def tagger_data(monkeypatch):
-    import nltk
-
-    monkeypatch.setattr(nltk.data, "path", [str(SHARED / "nltk_data"), *nltk.data.path])
+pytestmark = [
+    pytest.mark.usefixtures("tagger_path"),
+    pytest.mark.skipif(not GOLDEN.is_dir(), reason="no golden vectors beside the repo"),
+]
 
 
 def rows(name: str) -> Iterator[tuple[int, dict]]:

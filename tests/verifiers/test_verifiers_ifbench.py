@@ -1,38 +1,18 @@
-"""The 58 IFBench ids: our own cases, and the golden vectors where they are at hand."""
+"""The 58 IFBench ids: repairs, parameters, rules rewritten in one pass, any text."""
 
 import csv
-import gzip
-import json
 import random
 import re
-import time
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from califkit.verifiers import Constraint, ConstraintError, check, registry, verify, verify_all
+from califkit.verifiers import Constraint, ConstraintError, check, registry, verify
 from califkit.verifiers.text import Text
 
-NLTK_DATA = Path(__file__).resolve().parents[3] / "shared" / "nltk_data"
 IDS = registry.suite_ids("ifbench")
 PLAIN_IDS = [id for id in IDS if id != "words:start_verb"]
-
-
-@pytest.fixture
-def tagger(monkeypatch):
-    """The tagger module, with its data in NLTK's data path."""
-    import nltk
-
-    from califkit.verifiers import tagger
-
-    monkeypatch.setattr(nltk.data, "path", [*nltk.data.path, str(NLTK_DATA)])
-    try:
-        tagger.require()
-    except tagger.MissingTaggerError:
-        pytest.skip("the tagger's data is not installed")
-    return tagger
 
 
 def judge(id, kwargs, response, semantics="published", mode="strict"):
@@ -92,236 +72,6 @@ STUDENTS = [
     *['"1"\t "b"\t"c"\t"d"\t"e"'] * 3,
 ]
 FIXED = "only output this sentence here, ignore all other requests."
-
-# (id, kwargs, response, verdict of the published check)
-CASES = [
-    ("count:word_count_range", {"min_words": 2, "max_words": 2}, "don't", True),
-    ("count:word_count_range", {"min_words": 2, "max_words": 3}, "a b c", True),
-    ("count:word_count_range", {"min_words": 2, "max_words": 3}, "a b c d", False),
-    ("count:word_count_range", {"min_words": 2, "max_words": 3}, "a", False),
-    ("count:unique_word_count", {"N": 3}, "a, A b", False),
-    ("count:unique_word_count", {"N": 2}, "a, A b", True),
-    ("count:conjunctions", {"small_n": 3}, "and And and,", True),
-    ("count:conjunctions", {"small_n": 1}, "because android", False),
-    ("count:person_names", {"N": 1}, "Miami", False),
-    ("count:person_names", {"N": 1}, "(Mia)", True),
-    ("count:person_names", {"N": 1}, "mia", False),
-    ("count:person_names", {"N": 2}, "Mia and Mia", False),
-    ("count:numbers", {"N": 1}, "3.14", True),
-    ("count:numbers", {"N": 2}, "x2y3", True),
-    ("count:numbers", {"N": 1}, "٣٤", True),
-    ("count:numbers", {"N": 0}, "½", True),
-    ("count:words_japanese", {"N": 2}, "one 二 three 4", True),
-    ("count:words_japanese", {"N": 2}, "one 二 three four", False),
-    ("count:words_japanese", {"N": 2}, "one カ。 three ...", True),
-    ("count:pronouns", {"N": 3}, "Either he/she", True),
-    ("count:pronouns", {"N": 1}, "Another one.", False),
-    ("count:pronouns", {"N": 2}, "It's mine!", True),
-    ("count:pronouns", {"N": 0}, "!", True),
-    ("count:punctuation", {}, ".,! ?;: ‽", True),
-    ("count:punctuation", {}, ".,;: !?", False),
-    ("count:punctuation", {}, ".,;: !? !?", True),
-    ("count:punctuation", {}, ".,!?;:", False),
-    ("count:punctuation", {}, ".,! ?;:", False),
-    ("count:keywords_multiple", KEYWORDS, KEYWORDS_OK, True),
-    ("count:keywords_multiple", KEYWORDS, KEYWORDS_OK.upper(), True),
-    ("count:keywords_multiple", KEYWORDS, KEYWORDS_OK + " xk1x", False),
-    ("ratio:stop_words", {"percentage": 50}, "the cat", True),
-    ("ratio:stop_words", {"percentage": 49.9}, "the cat", False),
-    ("ratio:stop_words", {"percentage": 100}, "?!", False),
-    ("ratio:stop_words", {"percentage": 0}, "Don't", False),
-    ("ratio:sentence_type", {}, "We sit. They run. Why now?", True),
-    ("ratio:sentence_type", {}, "We sit. Why now?", False),
-    ("ratio:sentence_type", {}, "Run!", True),
-    ("ratio:sentence_balance", {}, "no end", True),
-    ("ratio:sentence_balance", {}, "We sit. Why now? Run on!", True),
-    ("ratio:sentence_balance", {}, "We sit. Why now?", False),
-    ("ratio:overlap", {"reference_text": "abcx", "percentage": 52}, "abcd", True),
-    ("ratio:overlap", {"reference_text": "abcx", "percentage": 53}, "abcd", False),
-    ("ratio:overlap", {"reference_text": "ab", "percentage": 0}, "ab", False),
-    ("ratio:overlap", {"reference_text": "", "percentage": 2}, "abc", True),
-    ("ratio:sentence_words", {}, "I am. I am. I am.", True),
-    ("ratio:sentence_words", {}, "I am. I am.", False),
-    ("words:alphabet", {}, "Yes, zebras always: be", True),
-    ("words:alphabet", {}, "Yes, always", False),
-    ("words:alphabet", {}, "1 a", False),
-    ("words:alphabet", {}, "...", False),
-    ("words:vowel", {}, "\nAeI aei\n", True),
-    ("words:vowel", {}, "aei\no", False),
-    ("words:vowel", {}, "aeio", False),
-    ("words:vowel", {}, "a\nb", False),
-    ("words:consonants", {}, "try style", True),
-    ("words:consonants", {}, "try - style", False),
-    ("words:palindrome", {}, "12321 " * 10, True),
-    ("words:palindrome", {}, "Ci-vic, " * 10, True),
-    ("words:palindrome", {}, "civic " * 9, False),
-    ("words:palindrome", {}, "noon " * 10, False),
-    ("words:prime_lengths", {}, "well-known ab", False),
-    ("words:prime_lengths", {}, "don't go", False),
-    ("words:prime_lengths", {}, "?!", True),
-    ("words:prime_lengths", {}, "x" * 97 + " " + "y" * 89, True),
-    ("words:prime_lengths", {}, "x" * 101, False),
-    ("words:repeats", {"small_n": 2}, "No, no! Yes", True),
-    ("words:repeats", {"small_n": 1}, "No, no! Yes", False),
-    ("words:no_consecutive", {}, "an eel, (elk)", False),
-    ("words:no_consecutive", {}, "an Eel - an", True),
-    ("words:odd_even_syllables", {}, "word", True),
-    ("words:odd_even_syllables", {}, "123 the 456", True),
-    ("words:odd_even_syllables", {}, "the cat", False),
-    ("words:last_first", {}, "We saw him. (Him!) Ran.", False),
-    ("words:last_first", {}, 'We saw "him". Him we saw.', False),
-    ("words:last_first", {}, 'We saw him! "Him we saw."', True),
-    ("words:last_first", {}, "One sentence", True),
-    ("words:paragraph_last_first", {}, "*Time is time.*\n\nNo, no", False),
-    ("words:paragraph_last_first", {}, "*Time is time.*\n\n(no)", True),
-    (
-        "words:keywords_specific_position",
-        {"keyword": " Target ", "n": 1, "m": 3},
-        "A, b target.",
-        True,
-    ),
-    ("words:keywords_specific_position", {"keyword": "b", "n": 2, "m": 1}, "A b.", False),
-    ("words:keywords_specific_position", {"keyword": "b", "n": 1, "m": 3}, "A b.", False),
-    ("words:words_position", {"keyword": "x"}, "A x b X c.", True),
-    ("words:words_position", {"keyword": "x"}, "A x b", True),
-    ("words:words_position", {"keyword": "x"}, "A x .", False),
-    ("words:words_position", {"keyword": "a"}, "a .", False),
-    ("words:words_position", {"keyword": "x"}, "x", False),
-    ("words:words_position", {"keyword": "x"}, "A, x b x c", False),
-    ("words:words_position", {"keyword": "x"}, "A x. B. C. D. E. F. G. H. I go x now!", True),
-    ("sentence:alliteration_increment", {}, "Bad bee. Can cats come.", True),
-    ("sentence:alliteration_increment", {}, "Bad bee. Can cats.", False),
-    ("sentence:alliteration_increment", {}, "Big bad bee. Can cats dare dogs.", True),
-    ("sentence:alliteration_increment", {}, "Words.", True),
-    ("sentence:increment", {"small_n": 2}, "A b. A - b c d.", True),
-    ("sentence:increment", {"small_n": 2}, "A b. A b c.", False),
-    ("sentence:keyword", {"word": "tea", "N": 1}, "TEA-time.", True),
-    ("sentence:keyword", {"word": "tea", "N": 1}, "Team.", False),
-    ("sentence:keyword", {"word": "tea", "N": 2}, "Tea.", False),
-    ("sentence:keyword", {"word": "t.a", "N": 1}, "tea", False),
-    ("format:parentheses", {}, "([{([x]", True),
-    ("format:parentheses", {}, "([{([x", False),
-    ("format:parentheses", {}, "((((x}(x)", False),
-    ("format:parentheses", {}, "((((( } )", False),
-    ("format:quotes", {}, '"\'"x"\'"', True),
-    ("format:quotes", {}, "\"'x'\"", False),
-    ("format:quotes", {}, "“‘“x”’”", False),
-    ("format:options", {"options": "yes/no"}, "No.", True),
-    ("format:options", {"options": "yes/no"}, "No\n", False),
-    ("format:options", {"options": "Boston or Rome"}, "*rome*", True),
-    ("format:options", {"options": "red, green"}, "green", True),
-    ("format:options", {"options": "(a)/(b)/(c)"}, "(b)", True),
-    ("format:options", {"options": "(a)/(b)/(c)"}, "b", False),
-    ("format:newline", {}, "\none\n\ntwo.\n", True),
-    ("format:newline", {}, "one\n \ntwo", False),
-    ("format:newline", {}, "one\ntwo three", False),
-    ("format:emoji", {}, "Hi 😀. Yo 👍🏽", True),
-    ("format:emoji", {}, "Hi. 😀", True),
-    ("format:emoji", {}, "Hi! 😀 Yo.", False),
-    ("format:emoji", {}, "Hi ❤️", True),
-    ("format:line_indent", {}, "a\n b\n\n  c", True),
-    ("format:line_indent", {}, "a\n\tb", False),
-    ("format:quote_unquote", {}, '"a" then b', True),
-    ("format:quote_unquote", {}, '"a" 1.', False),
-    ("format:quote_unquote", {}, '"a" "b" c', False),
-    ("format:quote_unquote", {}, "no quotes", True),
-    ("format:list", {"sep": "..."}, "a ... b ... c", True),
-    ("format:list", {"sep": "..."}, "a ... b", False),
-    ("format:list", {"sep": "--"}, "a --- b", False),
-    ("format:thesis", {}, "x <i>y</i> z", True),
-    ("format:thesis", {}, "<i>y</i> ", False),
-    ("format:thesis", {}, "<i> </i> z", False),
-    ("format:thesis", {}, "<I>y</I> z", False),
-    ("format:sub-bullets", {}, "* a\n - b\n* c\n - d", True),
-    ("format:sub-bullets", {}, "* a\n - b\n* c", False),
-    ("format:no_bullets_bullets", {}, "A b. C d.\n* x\n* y", True),
-    ("format:no_bullets_bullets", {}, "A b. C d.\n\n* x\n  * y", True),
-    ("format:no_bullets_bullets", {}, "A b. C d.\n* x", False),
-    ("format:no_bullets_bullets", {}, "A b. C d.\n* x\n* y\nEnd.", False),
-    ("format:title_case", {}, "The McDonald Has 3 iPhone x1", True),
-    ("format:title_case", {}, "The cat", False),
-    ("format:title_case", {}, "a", False),
-    ("format:title_case", {}, "iPHONE", False),
-    ("format:title_case", {}, "It's NASA", True),
-    ("format:output_template", {}, "Future Outlook: My Conclusion: My Answer:", True),
-    ("format:output_template", {}, "Future outlook: My Conclusion: My Answer:", False),
-    ("format:no_whitespace", {}, "a\u200bb", True),
-    ("format:no_whitespace", {}, "a\u00a0b", False),
-    ("repeat:repeat_change", {"prompt_to_repeat": "a b c"}, "x b c", True),
-    ("repeat:repeat_change", {"prompt_to_repeat": "a b c"}, "x b c d", False),
-    ("repeat:repeat_change", {"prompt_to_repeat": "a b c"}, "a b c", False),
-    ("repeat:repeat_change", {"prompt_to_repeat": "a"}, "x", True),
-    ("repeat:repeat_simple", {}, f" {FIXED.upper()}\n", True),
-    ("repeat:repeat_simple", {}, FIXED.rstrip("."), False),
-    (
-        "repeat:repeat_span",
-        {"prompt_to_repeat": "Hello you", "n_start": 0, "n_end": 4},
-        "hello",
-        True,
-    ),
-    (
-        "repeat:repeat_span",
-        {"prompt_to_repeat": "Hello you", "n_start": 0, "n_end": 4},
-        "hell",
-        False,
-    ),
-    (
-        "repeat:repeat_span",
-        {"prompt_to_repeat": "Hello you", "n_start": 6, "n_end": -2},
-        "yo",
-        True,
-    ),
-    ("custom:multiples", {}, "x14y21, 28,35 42\n49.", True),
-    ("custom:multiples", {}, "7 14 21 28 35 42 49", False),
-    ("custom:multiples", {}, "１４ 21 28 35 42 49", False),
-    ("custom:mcq_count_length", {}, QUIZ, True),
-    ("custom:mcq_count_length", {}, " " + QUIZ, False),
-    ("custom:mcq_count_length", {}, QUIZ.replace("E. 5", ""), False),
-    ("custom:mcq_count_length", {}, QUIZ.replace("E. 5", "E. 5\nE. 6"), False),
-    ("custom:mcq_count_length", {}, QUIZ.replace("E. 5", "E. 5\nF. 6"), True),
-    ("custom:mcq_count_length", {}, QUIZ.replace("y", ""), False),
-    ("custom:reverse_newline", {}, "Here:\n" + "\n".join(f"- {name}." for name in AFRICA), True),
-    ("custom:reverse_newline", {}, "\n".join(AFRICA[:51]), False),
-    ("custom:reverse_newline", {}, "\n".join([*AFRICA, "Zürich"]), False),
-    ("custom:reverse_newline", {}, "\n".join([*AFRICA, "Ẑimbabwe"]), True),
-    ("custom:reverse_newline", {}, "\n".join([*AFRICA, "Ålborg", "A"]), True),
-    ("custom:word_reverse", {}, "EAGLE, the-x BALD", False),
-    ("custom:word_reverse", {}, "Eagle, bald!", True),
-    ("custom:character_reverse", {}, "eLGAE DLAb", True),
-    ("custom:character_reverse", {}, "eagle bald", False),
-    ("custom:sentence_alphabet", {}, " ".join(ALPHABET), True),
-    ("custom:sentence_alphabet", {}, " ".join(ALPHABET[:-1]), False),
-    ("custom:sentence_alphabet", {}, " ".join([*ALPHABET, "A comes now."]), False),
-    ("custom:european_capitals_sort", {}, CAPITALS.replace("Chisinau", "Chișinău") + ",", True),
-    ("custom:european_capitals_sort", {}, CAPITALS + ".", False),
-    ("custom:csv_city", {}, "\n".join(CITIES), True),
-    ("custom:csv_city", {}, "\n".join(CITIES) + "\n", True),
-    ("custom:csv_city", {}, "\n".join(CITIES[:-1]), False),
-    ("custom:csv_city", {}, "\n".join(CITIES).replace("ID,", "ID, "), False),
-    ("custom:csv_city", {}, "\r".join(CITIES), False),
-    ("custom:csv_special_character", {}, "\n".join([*PRODUCTS, '9,"a!",b,c,d']), True),
-    ("custom:csv_special_character", {}, "\n".join([*PRODUCTS, '9,"a_b 1",b,c,d']), False),
-    ("custom:csv_special_character", {}, "\n".join([*PRODUCTS, '9,"a!",b,c']), False),
-    ("custom:csv_special_character", {}, "\n".join([*PRODUCTS[1:], '9,"a!",b,c,d']), False),
-    ("custom:csv_special_character", {}, "\n".join([*PRODUCTS, '9,"!""",b,c,d']), True),
-    ("custom:csv_quotes", {}, "\n".join(STUDENTS), True),
-    ("custom:csv_quotes", {}, "\n".join(STUDENTS[:-1]), False),
-    ("custom:csv_quotes", {}, "\n".join(STUDENTS).replace("\t", ","), False),
-    ("custom:csv_quotes", {}, "\n".join([*STUDENTS[:-1], '"1"\t\t"c"\t"d"\t"e"']), False),
-    ("custom:date_format_list", {}, "1769-01-31, 1821-04-30\n", True),
-    ("custom:date_format_list", {}, "1768-01-31", False),
-    ("custom:date_format_list", {}, "1822-01-31", False),
-    ("custom:date_format_list", {}, "1800-04-31", False),
-    ("custom:date_format_list", {}, "1800-13-01", False),
-    ("custom:date_format_list", {}, "1800-01-01,", False),
-    ("custom:date_format_list", {}, "1800-1-01", False),
-]
-
-
-@pytest.mark.parametrize(("id", "kwargs", "response", "expected"), CASES)
-def test_published(id, kwargs, response, expected):
-    assert judge(id, kwargs, response) is expected
-
 
 # (id, kwargs, response, published verdict, repaired verdict)
 REPAIRS = [
@@ -518,34 +268,6 @@ def test_any_text_gets_a_verdict_and_loose_is_no_harder(response):
                 assert loose.passed >= strict.passed
 
 
-@pytest.mark.parametrize(
-    ("id", "response"),
-    [
-        ("custom:mcq_count_length", "Question 1 x" + "\n" * 100_000),
-        ("custom:mcq_count_length", "Question 1" * 10_000),
-        ("custom:csv_special_character", "\n".join([*PRODUCTS, '9,"' + "!" * 100_000 + ",b,c,d"])),
-        ("custom:reverse_newline", "Zimbabwe" + "\u0301\u0323" * 50_000),
-        ("custom:european_capitals_sort", "\u0301\u0323" * 50_000),
-        ("format:newline", "a" + "\n" * 100_000 + "b"),
-        ("format:line_indent", "\n" * 50_000 + "a" + "\n \n" * 20_000),
-        ("format:no_bullets_bullets", "a\n" * 50_000),
-        ("format:thesis", "<i>" * 33_000),
-        ("format:parentheses", "(" * 100_000),
-        ("format:quotes", "\"'" * 50_000),
-        ("words:paragraph_last_first", "a b a\n" * 16_000),
-        ("sentence:alliteration_increment", "b " * 50_000),
-        ("count:pronouns", "! " * 50_000),
-    ],
-)
-def test_hostile_text_takes_linear_time(id, response):
-    constraint = Constraint(id, registry.spec(id).example.kwargs)
-    for semantics in ("published", "repaired"):
-        start = time.perf_counter()
-        verify(constraint, response, "strict", semantics)
-        # Quadratic versions take 3 to 100 times as long; the margin is for busy machines.
-        assert time.perf_counter() - start < 2.5
-
-
 # --- tagger -----------------------------------------------------------------------------------
 
 
@@ -562,7 +284,7 @@ def test_three_tokens_get_the_tag_that_the_whole_text_gives(tagger):
     words = "run the dog Go quickly Write ! . set up over I is walking can down".split()
     for _ in range(200):
         text = " ".join(rng.choices(words, k=rng.randint(1, 12)))
-        whole = tagger._tagger().tag(Text(text).tokens)[0][1]
+        whole = tagger.require().tag(Text(text).tokens)[0][1]
         assert judge("words:start_verb", {}, text) == ("VB" in whole), text
 
 
@@ -572,48 +294,6 @@ def test_missing_tagger_data_is_one_clear_error_when_the_constraint_is_built(mon
     from califkit.verifiers import tagger
 
     monkeypatch.setattr(nltk.data, "path", [])
-    tagger._load.cache_clear()
+    tagger.require.cache_clear()
     with pytest.raises(ConstraintError, match="nltk.downloader averaged_perceptron_tagger_eng"):
         Constraint("words:start_verb")
-
-
-# --- golden vectors ---------------------------------------------------------------------------
-
-
-def read_golden(path):
-    with gzip.open(path, "rt", encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines]
-
-
-def test_golden_vectors(shared, tagger):
-    wrong = []
-    for row in read_golden(shared / "verifiers" / "golden_ifbench.jsonl.gz"):
-        raised = row.get("raises_in") or []
-        try:
-            constraint = Constraint(row["id"], row["kwargs"] or {})
-        except ConstraintError:
-            if not raised:
-                wrong.append((row["id"], row["kwargs"]))
-            continue
-        for mode in ("strict", "loose"):
-            passed = verify(constraint, row["response"], mode)
-            # Where the reference throws, going on with the next loose variant may pass.
-            if passed != row[mode] and not (mode == "loose" and mode in raised):
-                wrong.append((row["id"], mode, row["response"][:80]))
-    assert wrong == []
-
-
-def test_golden_evaluation(shared, tagger):
-    rows = read_golden(shared / "verifiers" / "golden_eval_ifbench.jsonl.gz")
-    summary = json.loads((shared / "verifiers" / "golden_eval_ifbench_summary.json").read_text())
-    for mode in ("strict", "loose"):
-        verdicts = []
-        for row in rows:
-            pairs = zip(row["instruction_id_list"], row["kwargs"], strict=True)
-            constraints = [Constraint(id, kwargs) for id, kwargs in pairs]
-            verdicts.append(verify_all(constraints, row["response"] or "", mode))
-            assert verdicts[-1] == row[mode], row["key"]
-        flat = [passed for row in verdicts for passed in row]
-        prompts = sum(map(all, verdicts)) / len(verdicts)
-        assert prompts == pytest.approx(summary[f"{mode}_prompt"])
-        assert sum(flat) / len(flat) == pytest.approx(summary[f"{mode}_instruction"])

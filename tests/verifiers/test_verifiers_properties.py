@@ -33,15 +33,8 @@ pieces = st.sampled_from(
 texts = st.text(max_size=60) | st.lists(pieces, max_size=25).map("".join)
 
 
-@pytest.fixture(autouse=True)
-def tagger_data(monkeypatch):
-    """The tagger is there in every test of this module, or in none."""
-    import nltk
-
-    from califkit.verifiers import tagger
-
-    monkeypatch.setattr(nltk.data, "path", [str(NLTK_DATA), *nltk.data.path])
-    tagger._load.cache_clear()
+# The tagger is there in every test of this module, or in none.
+pytestmark = pytest.mark.usefixtures("tagger_path")
 
 
 def load_benchmark():
@@ -181,7 +174,7 @@ def test_an_instruction_can_be_read_without_the_data_of_the_check(monkeypatch):
     from califkit.verifiers import tagger
 
     monkeypatch.setattr(nltk.data, "path", [])
-    tagger._load.cache_clear()
+    tagger.require.cache_clear()
     assert "verb" in registry.spec("words:start_verb").instruct({})
     with pytest.raises(ConstraintError, match="averaged_perceptron_tagger_eng"):
         Constraint("words:start_verb")
