@@ -177,8 +177,10 @@ def evaluate(profile: Profile = "cpu", override: Override = []) -> None:  # noqa
     from califkit.exhibits.summary import metrics_by_run, summary_table
 
     params = _params(profile, override)
-    runs = _compute(params, params.settings.score_stages(), show=False)
-    table = summary_table(metrics_by_run(runs))
+    scores, identified = params.settings.score_stages(), params.settings.identification_stages()
+    runs = _compute(params, [*scores, *identified], show=False)
+    scored = runs[: len(scores)]
+    table = summary_table(metrics_by_run(scored, identification_runs=runs[len(scores) :]))
     typer.echo(table.to_string(index=False, float_format=lambda value: f"{value:.3f}"))
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from califkit import metrics
+from califkit.evaluation.identification import identification_of
 from califkit.evaluation.quality import QUALITY, quality_by_run
 from califkit.evaluation.scores import SCORES
 from califkit.exhibits import paper
@@ -32,6 +33,13 @@ METRICS = {
 }
 """Run-level metrics in the order tables show them, with their labels."""
 
+IDENTIFICATION = {
+    "top_1": "request identification, likeliest given its own request (%)",
+    "information": "request identification, information (nats an answer)",
+}
+"""A measure of quality without a judge, where the settings ask for it; it is no response quality
+(`califkit.evaluation.identification`)."""
+
 
 def run_metrics(scores: Sequence[dict[str, Any]]) -> dict[str, float]:
     """Run-level value of every metric in `METRICS`, from the rows of one `SCORES` file."""
@@ -47,16 +55,22 @@ def run_metrics(scores: Sequence[dict[str, Any]]) -> dict[str, float]:
     }
 
 
-def metrics_by_run(runs: Iterable[Run], quality_runs: Sequence[Run] = ()) -> pd.DataFrame:
+def metrics_by_run(
+    runs: Iterable[Run],
+    quality_runs: Sequence[Run] = (),
+    identification_runs: Sequence[Run] = (),
+) -> pd.DataFrame:
     """One row a scored run: ``method``, ``train_seed``, ``eval_seed``, the metrics, and counts.
 
     ``empty`` counts answers without text, which have no likelihood; ``left_out`` counts rows of
     the benchmark that could not be used. ``response_quality`` is a number where ``quality_runs``
     hold the same responses, else `NO_JUDGE`; with them come ``quality_unscored`` and ``judge``.
+    With ``identification_runs`` come the columns of `IDENTIFICATION` and ``requests`` (K).
     Warns and raises as `califkit.evaluation.quality.quality_by_run`.
     """
     quality = quality_by_run(quality_runs)
     graded = dict(zip(map(_responses_of, quality_runs), quality.to_dict("records"), strict=True))
+    identified = {_responses_of(run): run for run in identification_runs}
     rows = []
     for run in runs:
         scores = read_jsonl(run.folder / SCORES)
@@ -70,6 +84,10 @@ def metrics_by_run(runs: Iterable[Run], quality_runs: Sequence[Run] = ()) -> pd.
         }
         if found := graded.get(_responses_of(run)):
             row |= {k: found[k] for k in ("response_quality", "quality_unscored", "judge")}
+        if same := identified.get(_responses_of(run)):
+            found = identification_of([same])
+            row |= {"top_1": 100 * found.top_1, "information": found.information}
+            row["requests"] = found.requests
         rows.append(row)
     return pd.DataFrame(rows)
 
@@ -86,9 +104,10 @@ def summary_table(by_run: pd.DataFrame) -> pd.DataFrame:
     other metrics), ``note``. A metric without numbers says why in its note: response quality
     without a judge, and a metric that a run leaves undefined because all its answers are empty.
     """
+    shown = [*METRICS, *(name for name in IDENTIFICATION if name in by_run), "response_quality"]
     rows = []
     for method, group in by_run.groupby("method", sort=False):
-        for metric in (*METRICS, "response_quality"):
+        for metric in shown:
             values = pd.to_numeric(group[metric], errors="coerce")  # NO_JUDGE is no number
             undefined = int(values.isna().sum())
             mean, std, note, judge, unscored = np.nan, np.nan, "", "", np.nan
@@ -113,7 +132,8 @@ def summary_in_words(summary: pd.DataFrame) -> pd.DataFrame:
     rows = summary.to_dict("records")
     numbers = [_number(row["mean"], row["std"]) for row in rows]
     cells = [row["note"] or number for row, number in zip(rows, numbers, strict=True)]
-    labels = METRICS | {"response_quality": "response quality (1 to 10)"}
+    labels = METRICS | IDENTIFICATION | {"response_quality": "response quality (1 to 10)"}
+    labels = {name: label for name, label in labels.items() if name in set(summary["metric"])}
     table = summary.assign(cell=cells, metric=summary["metric"].map(labels))
     wide = table.pivot(index="metric", columns="method", values="cell")
     return wide.reindex(index=labels.values(), columns=summary["method"].unique())

@@ -15,13 +15,16 @@ from califkit.evaluation.identification import (
     loglik_given_requests,
     other_requests,
 )
+from califkit.evaluation.scores import score_responses
+from califkit.exhibits.summary import IDENTIFICATION as IDENTIFICATION_METRICS
+from califkit.exhibits.summary import NO_JUDGE, metrics_by_run, summary_in_words, summary_table
 from califkit.generation import RESPONSES
 from califkit.models.likelihood import ReferenceScorer
 from califkit.models.resolve import load_model, load_tokenizer, resolve
 from califkit.runs.folders import open_run
 from califkit.runs.jsonl import RowLog, read_jsonl
 from califkit.runs.settings import Execution, IdentificationSettings, ResponseSettings
-from califkit.runs.stages import GenerateStage, IdentificationStage, stage_hash
+from califkit.runs.stages import GenerateStage, IdentificationStage, ScoreStage, stage_hash
 
 PAIRS = {
     "What is a volcano?": "A volcano is an opening in the Earth's crust through which lava, ash "
@@ -174,6 +177,23 @@ def test_answers_can_be_compared_at_equal_length(tiny, stage_of):
     ids = tiny.tokenizer(TEXTS[0], add_special_tokens=False)["input_ids"][:4]
     expected = ReferenceScorer(tiny.model, tiny.tokenizer).score(REQUESTS[:1], [ids])
     assert rows["key-0"]["loglik"][:1] == pytest.approx(expected, abs=1e-4)
+
+
+def test_it_stands_beside_response_quality_under_its_own_name(stage_of):
+    stage = stage_of(TEXTS)
+    identified = identify_responses("test", stage, Execution())
+    scored = score_responses("test", ScoreStage(responses=stage.responses), Execution())
+    without = summary_table(metrics_by_run([scored]))
+    assert not set(IDENTIFICATION_METRICS) & set(without["metric"])
+    table = summary_table(metrics_by_run([scored], identification_runs=[identified]))
+    rows = table.set_index("metric")
+    found = identification_of([identified])
+    assert rows.at["top_1", "mean"] == pytest.approx(100 * found.top_1)
+    assert rows.at["information", "mean"] == pytest.approx(found.information)
+    assert rows.at["response_quality", "note"] == NO_JUDGE
+    words = summary_in_words(table)
+    assert words.at[IDENTIFICATION_METRICS["information"], "base"] == f"{found.information:.2f}"
+    assert len(words) == len(summary_in_words(without)) + 2
 
 
 # --- what it can see -----------------------------------------------------------------------------
