@@ -10,14 +10,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from califkit.metrics import nan_mean, none_if_nan
-from califkit.models.engines import TransformersEngine, load_engine
+from califkit.anchors.measure import draw_and_score, draw_units
+from califkit.anchors.table import anchor_table
+from califkit.data.rows import Instance
+from califkit.metrics import none_if_nan
+from califkit.models.engines import load_engine
 from califkit.models.likelihood import ReferenceScorer
-from califkit.runs.settings import Sampling
-from califkit.runs.units import batches, progress, unit_seed
-
-RETRIES = 3
-"""How often an empty answer is drawn again."""
+from califkit.runs.settings import AnchorSettings, Sampling
+from califkit.runs.units import progress
 
 
 def measure_bounds(
@@ -62,8 +62,8 @@ def measure_bounds(
     Returns
     -------
     tuple of list
-        l0 and l1, in nats per token, in the order given. None where every answer stayed empty after
-        `RETRIES` more attempts; such a prompt is rewarded with r_ver alone.
+        l0 and l1, in nats per token, in the order given. None where every answer stayed empty,
+        however often it was drawn again; such a prompt is rewarded with r_ver alone.
 
     Raises
     ------
@@ -74,44 +74,26 @@ def measure_bounds(
         raise ValueError(f"{len(prompts)} prompts, but {len(requests)} requests")
     if draws < 1:
         raise ValueError(f"draws must be at least 1, not {draws}")
-    sampling = Sampling(temperature=temperature, max_tokens=max_tokens, batch_size=batch_size)
-    sides = [_text(prompt) for prompt in prompts], list(requests)
+    settings = AnchorSettings(
+        sampling=Sampling(temperature=temperature, max_tokens=max_tokens, batch_size=batch_size),
+        draws=draws,
+        seed=seed,
+    )
+    instances = [
+        Instance(f"{i:09}", _text(prompt), (), request, None, "")
+        for i, (prompt, request) in enumerate(zip(prompts, requests, strict=True))
+    ]
+    units = draw_units(instances, draws, batch_size)
     engine = load_engine(model)
     scorer = ReferenceScorer(engine.model, engine.tokenizer)
-    todo = [
-        (side, i)
-        for side in (0, 1)
-        for i in sorted(range(len(requests)), key=lambda i: len(sides[side][i]))
-        for _ in range(draws)
+    rows = [
+        row
+        for number in progress(range(len(units)), "bounds", len(units))
+        for row in draw_and_score(engine, scorer, number, units[number], settings)
     ]
-    units = batches(todo, batch_size)
-    found: dict[tuple[int, int], list[float]] = {item: [] for item in todo}
-    for number in progress(range(len(units)), "bounds", len(units)):
-        unit = units[number]
-        answers = _draw(engine, [sides[side][i] for side, i in unit], sampling, seed, number)
-        scores = scorer.score([requests[i] for _, i in unit], answers)
-        for item, score in zip(unit, scores, strict=True):
-            found[item].append(score)
-    l0, l1 = (
-        [none_if_nan(nan_mean(found[side, i])) for i in range(len(requests))] for side in (0, 1)
-    )
+    table = anchor_table(instances, rows, draws)
+    l0, l1 = ([none_if_nan(value) for value in table[bound]] for bound in ("l0", "l1"))
     return l0, l1
-
-
-def _draw(
-    engine: TransformersEngine, texts: list[str], sampling: Sampling, seed: int, number: int
-) -> list[list[int]]:
-    """Token ids of an answer to each text, drawn again while it is empty."""
-    answers: list[list[int]] = [[] for _ in texts]
-    for attempt in range(RETRIES + 1):
-        empty = [i for i, answer in enumerate(answers) if not answer]
-        if not empty:
-            break
-        sent = [texts[i] for i in empty]
-        drawn = engine.generate(sent, sampling, unit_seed(seed, number, attempt))
-        for i, response in zip(empty, drawn, strict=True):
-            answers[i] = response.answer.token_ids
-    return answers
 
 
 def _text(prompt: str | Sequence[Mapping[str, Any]]) -> str:

@@ -3,8 +3,9 @@
 y0 answers request and constraints (``constrained``), y1 the request alone (``natural``). Both are
 drawn from the frozen reference as rollouts are, and both are scored given the request alone:
 l0 = l(y0; x), l1 = l(y1; x). With several draws a bound is their mean, or an end of a confidence
-interval (`bounds_for`). An empty answer is drawn again a few times; if it stays empty, it is
-missing, and that is counted. Verifier and l see the answer behind the reasoning (section 2.5).
+interval (`califkit.anchors.table.bounds_for`). An empty answer is drawn again a few times; if it
+stays empty, it is missing, and that is counted. Verifier and l see the answer behind the reasoning
+(section 2.5).
 
 The answers are kept as rows on disk (`califkit.anchors.rows`), the bounds in one table that says
 how they were measured (`califkit.anchors.table`). `califkit.anchors.report` tells whether they are
@@ -36,9 +37,6 @@ from califkit.anchors.table import (
     ANCHORS,
     anchor_metadata,
     anchor_table,
-    bounds_for,
-    degenerate,
-    join_anchors,
     load_anchors,
     per_draw,
     table_facts,
@@ -59,20 +57,6 @@ from califkit.runs.settings import AnchorSettings, Execution
 from califkit.runs.stages import AnchorStage
 from califkit.runs.units import batches, progress, unit_seed
 from califkit.verifiers import verify_all
-
-__all__ = [
-    "ANCHORS",
-    "SIDES",
-    "AnchorError",
-    "bounds_for",
-    "compute_anchors",
-    "degenerate",
-    "join_anchors",
-    "load_anchors",
-    "read_draws",
-    "self_test",
-]
-
 
 BYTES_PER_TOKEN = 12
 """Of a row of an answer: a token's number, and its characters as response and as answer."""
@@ -241,11 +225,12 @@ def _draw_until_answered(
     number: int,
     stream: Sequence[int],
 ) -> tuple[list[Response], list[int]]:
-    """Draw a batch, then draw again what came out empty, each try from its own seed."""
-    responses: list[Response] = []
-    tries = [1] * len(unit)
+    """Responses, and how often each was drawn: what comes out empty is drawn again, every try from
+    its own seed."""
+    responses: dict[int, Response] = {}
+    tries = [0] * len(unit)
     for attempt in range(settings.retries + 1):
-        todo = [i for i in range(len(unit)) if not responses or responses[i].is_empty]
+        todo = [i for i in range(len(unit)) if i not in responses or responses[i].is_empty]
         if not todo:
             break
         drawn = engine.generate(
@@ -253,13 +238,10 @@ def _draw_until_answered(
             settings.sampling,
             unit_seed(settings.seed, number, attempt, *stream),
         )
-        if not responses:
-            responses = list(drawn)
-            continue
         for i, response in zip(todo, drawn, strict=True):
             responses[i] = response
             tries[i] += 1
-    return responses, tries
+    return [responses[i] for i in range(len(unit))], tries
 
 
 def _merge(run: Run, loaded: Loaded, started: float) -> None:
@@ -290,24 +272,13 @@ def self_test(
 ) -> float:
     """Score stored answers again with the scorer of a training run, before its first step.
 
-    Parameters
-    ----------
-    run
-        A complete anchor run; its rows are read once, as a stream.
-    instances
-        The training prompts. Answers of other prompts are passed over.
-    scorer
-        What will score the rollouts.
-    n
-        Answers to score, evenly spread over the prompts, on both sides in turn; ``seed`` shifts
-        the choice.
-    tolerance
-        Largest allowed difference, in nats per token.
+    ``n`` answers to ``instances`` are taken from a complete anchor run, evenly spread over the
+    prompts and on both sides in turn; ``seed`` shifts the choice.
 
     Returns
     -------
     float
-        The largest difference.
+        The largest difference, in nats per token.
 
     Raises
     ------

@@ -1,14 +1,27 @@
 """The anchor health report: are the bounds worth training on?
 
-The method's own authors found a list of weaknesses in their anchors, F1 to F16 here. Each becomes a
-line: measured from the table of bounds, or, where it needs rollouts, a pointer to the training log.
-Pure functions of the table of `califkit.anchors.table`, the prompts and, if there are extra draws,
-the table of `califkit.anchors.probe`; nothing is drawn or scored.
+The method's own authors found a list of weaknesses in their anchors, F1 to F16 here. What the
+bounds can tell of them becomes lines:
+
+====  =========================================  ====  ==========================================
+F1    reversed bounds, and whether they persist  F8    answers that are no good anchors
+F2    l and length                               F9    answers and bounds that are missing
+F3    reversed bounds and the ratio of lengths   F10   answers cut at the token limit
+F4    compliant answers that would be zeroed     F11   where further answers lie in the region
+F6    anchors that break their own constraints   F16   what the reward does to further answers
+F7    width of the region, scatter of the bounds
+====  =========================================  ====  ==========================================
+
+The others need rollouts and stand in the training log (`califkit.rewards.statistics`): sign flips
+(F5), reward minus r_ver (F12), entropy (F13), shares of the zones (F14). Bounds of another request
+(F15) are refused when they are joined and when training scores some answers again.
+
+Pure functions of the table of `califkit.anchors.table`, the prompts and, if there are extra
+samples, the table of `califkit.anchors.probe`; nothing is drawn or scored.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +40,6 @@ ONE_DRAW = (
     "not measured, because one draw a side; `califkit anchors report --probe N` draws more for N "
     "prompts"
 )
-IN_TRAINING = "not measured here: it needs rollouts, see the training log"
 WIDE_ENOUGH = 2.0
 """So many times the spread of a constrained sample should the region be wide. Of normal samples
 around l0, 2 % then lie above l1; in the paper's models it is 2.9 times (0.81 nats and 0.28)."""
@@ -62,7 +74,7 @@ def health_report(
     Returns
     -------
     Health
-        Details: ``length_ratio``, ``n_constraints``, ``length``, ``family``, ``missing``.
+        Details: ``length_ratio``, ``n_constraints``, ``length``, ``type``, ``missing``.
         Shares lie in [0, 1], lengths are tokens of the answer, l is in nats per token.
     """
     table = join_anchors(instances, table)
@@ -70,7 +82,7 @@ def health_report(
         "length_ratio": reversed_by_length_ratio(table),
         "n_constraints": reversed_by_n_constraints(table, instances),
         "length": l_by_length(table),
-        "family": compliance_by_family(table, instances),
+        "type": compliance_by_type(table, instances),
         "missing": missing_prompts(table),
     }
     repeated = table if probe is None else _with_probe(table, probe)
@@ -82,11 +94,10 @@ def health_report(
         *_spread(table, repeated),
         *_defects(table),
         *_coverage(table),
-        *_conditions(table, instances),
         *_replay(repeated, _n_draws(table)),
     ]
-    order = sorted(lines, key=lambda line: int(line[0][1:]))
-    return Health(pd.DataFrame(order, columns=COLUMNS), details)
+    lines.sort(key=lambda line: int(line[0][1:]))
+    return Health(pd.DataFrame(lines, columns=COLUMNS), details)
 
 
 # ---------------------------------------------------------------- tables
@@ -156,36 +167,33 @@ def l_by_length(table: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns)
 
 
-def compliance_by_family(table: pd.DataFrame, instances: Sequence[Instance]) -> pd.DataFrame:
-    """How well constrained answers follow their own constraints, by family of the constraint (F6).
+def compliance_by_type(table: pd.DataFrame, instances: Sequence[Instance]) -> pd.DataFrame:
+    """How well constrained answers follow their own constraints, by type of the constraint (F6).
 
-    The family is the id up to the colon; an empty answer follows nothing. Columns: ``family``,
-    ``n`` (constraints), ``followed`` (share of them, over all draws), ``prompts`` (with such a
+    The type is the id up to the colon; an empty answer follows nothing. Columns: ``type``, ``n``
+    (constraints), ``followed`` (share of them, over all draws), ``prompts`` (with such a
     constraint), ``all_followed`` (share of their answers that follow all constraints of the
     prompt), ``mean_r_ver`` (of these answers).
     """
-    shares, prompts = defaultdict(list), defaultdict(list)
-    for i, instance in enumerate(instances):
-        for constraint, share in zip(
-            instance.constraints, table["constrained_followed"].iloc[i], strict=True
-        ):
-            family = constraint.id.partition(":")[0]
-            shares[family].append(share)
-            if i not in prompts[family][-1:]:
-                prompts[family].append(i)
     r_ver = per_draw(table, "constrained_r_ver_each")
-    rows = [
-        (
-            family,
-            len(shares[family]),
-            np.mean(shares[family]),
-            len(prompts[family]),
-            (r_ver[prompts[family]] == 1).mean(),
-            r_ver[prompts[family]].mean(),
+    constraints = pd.DataFrame(
+        [
+            (i, constraint.id.partition(":")[0], share)
+            for i, instance in enumerate(instances)
+            for constraint, share in zip(
+                instance.constraints, table["constrained_followed"].iloc[i], strict=True
+            )
+        ],
+        columns=["prompt", "type", "share"],
+    )
+    rows = []
+    for name, group in constraints.groupby("type"):
+        of_prompts = r_ver[group["prompt"].unique()]
+        rows.append(
+            (name, len(group), group["share"].mean(), len(of_prompts))
+            + ((of_prompts == 1).mean(), of_prompts.mean())
         )
-        for family in sorted(shares)
-    ]
-    columns = ["family", "n", "followed", "prompts", "all_followed", "mean_r_ver"]
+    columns = ["type", "n", "followed", "prompts", "all_followed", "mean_r_ver"]
     return pd.DataFrame(rows, columns=columns)
 
 
@@ -211,14 +219,21 @@ Line = tuple[str, str, float, int, str]
 
 
 def _share(finding: str, what: str, mask: Any, comment: str = "") -> Line:
-    mask = np.asarray(mask, dtype=float)
+    mask = np.asarray(mask, dtype=float).ravel()
     if not mask.size:
         return (finding, what, np.nan, 0, "not measured, because there is nothing to count")
     return (finding, what, float(mask.mean()), mask.size, comment)
 
 
-def _unmeasured(finding: str, what: str, why: str) -> Line:
-    return (finding, what, np.nan, 0, why)
+def _median(finding: str, what: str, values: Any, comment: str = "") -> Line:
+    values = np.asarray(values, dtype=float)
+    return (
+        finding,
+        what,
+        float(np.median(values)) if values.size else np.nan,
+        values.size,
+        comment,
+    )
 
 
 def _bounded(table: pd.DataFrame) -> pd.DataFrame:
@@ -243,76 +258,56 @@ def _with_probe(table: pd.DataFrame, probe: pd.DataFrame) -> pd.DataFrame:
     return joined
 
 
-def _reversed_each(table: pd.DataFrame) -> np.ndarray:
-    """Whether draw j of the two sides is reversed, (prompts, draws); complete prompts only."""
-    l0, l1 = (per_draw(table, f"{side}_l") for side in SIDES)
-    complete = ~np.isnan(l0 + l1).any(axis=1)
-    return (l0 > l1)[complete]
-
-
 def _reversal(table: pd.DataFrame, repeated: pd.DataFrame, octiles: pd.DataFrame) -> list[Line]:
     known = _bounded(table)
-    reverse = _is_reversed(known)
-    longer = (known["constrained_tokens"] > known["natural_tokens"]).to_numpy()
-    sound = ~degenerate(known)
+    reverse, sound = _is_reversed(known), ~degenerate(known)
+    longer = (known["constrained_tokens"] > known["natural_tokens"])[reverse]
     lines = [
         _share("F1", "reversed bounds (l0 > l1), share", reverse, "no bonus on these prompts"),
         _share("F1", "reversed bounds without degenerate prompts", reverse[sound]),
+        _share("F3", "constrained answer is the longer, of reversed", longer),
     ]
-    what = [
-        "reversed in a further draw where draw 1 is",
-        "reversed in a further draw where draw 1 is not",
-        "reversed in at least one draw",
-        "reversed in every draw",
-    ]
+    for name, octile in (("lowest", octiles.head(1)), ("highest", octiles.tail(1))):
+        for row in octile.itertuples():
+            what = f"reversed bounds in the {name} octile of length ratio"
+            note = f"constrained / natural {row.ratio_from:.2f} to {row.ratio_to:.2f}"
+            lines.append(("F3", what, row.reversed, row.n, note))
     if _n_draws(repeated) == 1:
-        lines += [_unmeasured("F1", line, ONE_DRAW) for line in what]
-    else:
-        each = _reversed_each(repeated)
-        first, further = each[:, 0], each[:, 1:]
-        masks = (
-            further[first].ravel(),
-            further[~first].ravel(),
-            each.any(axis=1),
-            each.all(axis=1),
-        )
-        of = f"of {each.shape[1]} draws"
-        notes = ("equal to the next line would be pure chance", "", of, of)
-        lines += [_share("F1", *line) for line in zip(what, masks, notes, strict=True)]
-    what = "reversed bounds in the {} octile of length ratio"
-    if len(octiles):
-        for name, row in (("lowest", octiles.iloc[0]), ("highest", octiles.iloc[-1])):
-            note = f"constrained / natural {row['ratio_from']:.2f} to {row['ratio_to']:.2f}"
-            lines.append(("F3", what.format(name), row["reversed"], int(row["n"]), note))
-    lines.append(_share("F3", "constrained answer is the longer, of reversed", longer[reverse]))
-    return lines
+        return [*lines, ("F1", "persistence of reversed bounds over draws", np.nan, 0, ONE_DRAW)]
+    l0, l1 = (per_draw(repeated, f"{side}_l") for side in SIDES)
+    each = (l0 > l1)[~np.isnan(l0 + l1).any(axis=1)]  # prompts complete in all draws
+    first, further = each[:, 0], each[:, 1:]
+    of = f"of {each.shape[1]} draws"
+    note = "equal to the next line would be pure chance"
+    return [
+        *lines,
+        _share("F1", "reversed in a further draw where draw 1 is", further[first], note),
+        _share("F1", "reversed in a further draw where draw 1 is not", further[~first]),
+        _share("F1", "reversed in at least one draw", each.any(axis=1), of),
+        _share("F1", "reversed in every draw", each.all(axis=1), of),
+    ]
 
 
 def _length(table: pd.DataFrame) -> list[Line]:
     drawn = answers(table)
-    lines = []
-    for side in SIDES:
-        part = drawn[drawn["side"] == side]
-        note = "near 0: l does not depend on length"
-        lines.append(_correlation("F2", f"rank correlation of l with length, {side}", part, note))
-    part = drawn[drawn["side"] == "constrained"].rename(columns={"r_ver": "x"})
+    sides = {side: drawn[drawn["side"] == side] for side in SIDES}
+    lines = [
+        _correlation(f"rank correlation of l with length, {side}", part, "tokens")
+        for side, part in sides.items()
+    ]
     what = "rank correlation of l with r_ver, constrained"
-    lines.append(_correlation("F2", what, part, "near 0: l says nothing of compliance", "x"))
-    for side in SIDES:
-        lengths = drawn.loc[drawn["side"] == side, "tokens"]
-        note = "rollouts whose length differs by a factor 2 are not comparable"
-        lines.append(
-            ("F2", f"median length, {side} (tokens)", lengths.median(), len(lengths), note)
-        )
+    lines.append(_correlation(what, sides["constrained"], "r_ver"))
+    note = "rollouts whose length differs by a factor 2 are not comparable"
+    for side, part in sides.items():
+        lines.append(_median("F2", f"median length, {side} (tokens)", part["tokens"], note))
     return lines
 
 
-def _correlation(
-    finding: str, what: str, drawn: pd.DataFrame, note: str, by: str = "tokens"
-) -> Line:
+def _correlation(what: str, drawn: pd.DataFrame, by: str) -> Line:
     if min(drawn["l"].nunique(), drawn[by].nunique()) < 2:
-        return _unmeasured(finding, what, "not measured, because all values are the same")
-    return (finding, what, float(stats.spearmanr(drawn["l"], drawn[by])[0]), len(drawn), note)
+        return ("F2", what, np.nan, 0, "not measured, because all values are the same")
+    value = float(stats.spearmanr(drawn["l"], drawn[by])[0])
+    return ("F2", what, value, len(drawn), "near 0: l does not depend on it")
 
 
 def _zeroing(table: pd.DataFrame) -> list[Line]:
@@ -324,10 +319,7 @@ def _zeroing(table: pd.DataFrame) -> list[Line]:
     note = "answers with r_ver = 1 and l > l1"
     if _n_draws(table) == 1:
         note += "; circular with one draw, whose l is l0: see F16"
-    return [
-        _share("F4", what, zeroed[compliant], note),
-        _unmeasured("F5", "sign flips by group normalisation", IN_TRAINING),
-    ]
+    return [_share("F4", what, zeroed[compliant], note)]
 
 
 def _compliance(table: pd.DataFrame) -> list[Line]:
@@ -337,8 +329,8 @@ def _compliance(table: pd.DataFrame) -> list[Line]:
     what = "prompts with a region whose constrained answers break a constraint"
     note = "a bonus earned there is for likelihood like that of a failed answer"
     return [
-        _share("F6", "constrained answers that follow all their constraints", r_ver.ravel() == 1),
-        _share("F6", "constraints followed by constrained answers (mean r_ver)", r_ver.ravel()),
+        _share("F6", "constrained answers that follow all their constraints", r_ver == 1),
+        _share("F6", "constraints followed by constrained answers (mean r_ver)", r_ver),
         _share("F6", what, (per_draw(usual, "constrained_r_ver_each") < 1).any(axis=1), note),
     ]
 
@@ -351,21 +343,19 @@ def _spread(table: pd.DataFrame, repeated: pd.DataFrame) -> list[Line]:
         ("F7", "width l1 - l0, median (nats per token)", middle, n, "negative: reversed"),
         ("F7", "width l1 - l0, 5th percentile", low, n, ""),
     ]
+    what = "spread over draws, median of the prompts' standard deviations"
+    if _n_draws(repeated) == 1:
+        return [*lines, ("F7", what, np.nan, 0, ONE_DRAW)]
     for side in SIDES:
-        what = f"spread over draws, median of the prompts' standard deviations, {side}"
-        ratio = f"median width / this spread, {side}"
-        if _n_draws(repeated) == 1:
-            lines += [_unmeasured("F7", line, ONE_DRAW) for line in (what, ratio)]
-            continue
         l = per_draw(repeated, f"{side}_l")  # noqa: E741
-        std = l[~np.isnan(l).any(axis=1)].std(axis=1, ddof=1)
-        spread = float(np.median(std)) if std.size else np.nan
-        lines.append(("F7", what, spread, std.size, ""))
+        line = _median("F7", f"{what}, {side}", l[~np.isnan(l).any(axis=1)].std(axis=1, ddof=1))
+        spread, ratio = line[2], f"median width / this spread, {side}"
         if n and spread > 0:
             note = _narrow(middle / spread) if side == "constrained" else ""
-            lines.append(("F7", ratio, middle / spread, std.size, note))
+            lines += [line, ("F7", ratio, middle / spread, line[3], note)]
         else:
-            lines.append(_unmeasured("F7", ratio, "not measured, because there is no spread"))
+            why = "not measured, because there is no spread"
+            lines += [line, ("F7", ratio, np.nan, 0, why)]
     return lines
 
 
@@ -384,48 +374,41 @@ def _narrow(ratio: float) -> str:
 
 
 def _defects(table: pd.DataFrame) -> list[Line]:
+    rule = (
+        f"{LOOP_WORDS} words or more, with under {LOOP_DISTINCT:.0%} distinct words or with one "
+        f"phrase of {LOOP_PHRASE} words over more than half"
+    )
     lines = []
     for side in SIDES:
         defects = per_draw(table, f"{side}_defect_each")
-        passing = per_draw(table, f"{side}_r_ver_each") == 1
-        loops = defects == "loop"
         short = np.isin(defects, ("one_token", "near_empty"))
-        rule = (
-            f"{LOOP_WORDS} words or more, with under {LOOP_DISTINCT:.0%} distinct words "
-            f"or with one phrase of {LOOP_PHRASE} words over more than half"
-        )
         lines += [
-            _share("F8", f"repetition loops, {side}", loops.ravel(), rule),
-            _share("F8", f"fewer than {NEAR_EMPTY} tokens, {side}", short.ravel()),
-            _share("F8", f"one token, {side}", (defects == "one_token").ravel()),
+            _share("F8", f"repetition loops, {side}", defects == "loop", rule),
+            _share("F8", f"fewer than {NEAR_EMPTY} tokens, {side}", short),
+            _share("F8", f"one token, {side}", defects == "one_token"),
         ]
-        if side == "constrained":
-            what = "constrained loops that follow all their constraints"
-            lines.append(_share("F8", what, passing[loops], "no defect: repetition was asked for"))
+    loops = per_draw(table, "constrained_defect_each") == "loop"
+    asked_for = per_draw(table, "constrained_r_ver_each")[loops] == 1
+    what, note = "constrained loops that follow all their constraints", "no defect: asked for"
+    lines.append(_share("F8", what, asked_for, note))
     known = _bounded(table)
-    what = "left-over reasoning marks"
-    why = "not possible: an answer begins after the last mark; unfinished reasoning is in F9"
-    return [
-        *lines,
-        _share("F8", "prompts with the same answer on both sides", table["identical"]),
-        _share("F8", "prompts with width 0", known["l0"] == known["l1"]),
-        _unmeasured("F8", what, why),
-        _share(
-            "F8",
-            "degenerate prompts (any defect, or a bound missing)",
-            degenerate(table),
-            "training.drop_degenerate leaves them out",
-        ),
-    ]
+    lines.append(_share("F8", "prompts with the same answer on both sides", table["identical"]))
+    lines.append(_share("F8", "prompts with width 0", known["l0"] == known["l1"]))
+    what = "degenerate prompts (any defect, or a bound missing)"
+    note = "training.drop_degenerate leaves them out"
+    return [*lines, _share("F8", what, degenerate(table), note)]
 
 
 def _coverage(table: pd.DataFrame) -> list[Line]:
     lines = []
     for side in SIDES:
+        there = per_draw(table, f"{side}_defect_each") != "empty"
         reasons = missing_answers(table, side)
-        empty = per_draw(table, f"{side}_defect_each") == "empty"
         note = ", ".join(f"{reason}: {count}" for reason, count in reasons.items())
-        lines.append(_share("F9", f"answers that are there, {side}", ~empty.ravel(), note))
+        lines.append(_share("F9", f"answers that are there, {side}", there, note))
+        cut = per_draw(table, f"{side}_finish_each") == "length"
+        note = "rollouts must have the same limit and sampling"
+        lines.append(_share("F10", f"answers cut at the token limit, {side}", cut, note))
     lost = table[["l0", "l1"]].isna().any(axis=1).to_numpy()
     note = "they keep r_ver; the table 'missing' names them"
     lines.append(_share("F9", "prompts without a bound", lost, note))
@@ -439,59 +422,34 @@ def _coverage(table: pd.DataFrame) -> list[Line]:
     return lines
 
 
-def _conditions(table: pd.DataFrame, instances: Sequence[Instance]) -> list[Line]:
-    lines: list[Line] = []
-    for side in SIDES:
-        cut = per_draw(table, f"{side}_finish_each") == "length"
-        note = "rollouts must have the same limit and sampling"
-        lines.append(_share("F10", f"answers cut at the token limit, {side}", cut.ravel(), note))
-    for finding, what in (
-        ("F12", "reward minus r_ver, mean"),
-        ("F13", "entropy of the policy"),
-        ("F14", "share of rollouts in each zone"),
-    ):
-        lines.append(_unmeasured(finding, what, IN_TRAINING))
-    note = "checked for every prompt; training also scores 32 answers again before step 1"
-    lines.append(("F15", "bounds that belong to the request", 1.0, len(instances), note))
-    return lines
-
-
 def _replay(repeated: pd.DataFrame, behind_bounds: int) -> list[Line]:
     """Constrained draws as rollouts of the policy at step 0, against bounds they had no part in.
 
     With a probe these are the extra draws and the bounds that training uses (``behind_bounds`` is
     the number of draws behind them), without one draws 2 and on and the bounds of draw 1.
     """
-    what = {
-        "position": "position (l1 - l) / (l1 - l0) of a further constrained draw, median",
-        "zeroed": "further constrained draws that would be zeroed, of those with r_ver > 0",
-        "bonus": "further constrained draws inside the region, of those with r_ver > 0",
-    }
     draws = _n_draws(repeated)
     if draws == 1:
-        return [
-            _unmeasured("F11", what["position"], ONE_DRAW),
-            _unmeasured("F16", what["zeroed"], ONE_DRAW),
-            _unmeasured("F16", what["bonus"], ONE_DRAW),
-        ]
-    if probed := draws > behind_bounds:
+        what = "further constrained draws as rollouts of step 0"
+        return [(finding, what, np.nan, 0, ONE_DRAW) for finding in ("F11", "F16")]
+    if draws > behind_bounds:
+        first, origin = behind_bounds, f"probe of {len(repeated)} prompts"
         l0, l1 = (repeated[bound].to_numpy()[:, None] for bound in ("l0", "l1"))
     else:
+        first, origin = 1, "bounds of draw 1"
         l0, l1 = (per_draw(repeated, f"{side}_l")[:, :1] for side in SIDES)
-    first = behind_bounds if probed else 1
     l = per_draw(repeated, "constrained_l")[:, first:]  # noqa: E741
     l, l0, l1 = np.broadcast_arrays(l, l0, l1)  # noqa: E741
     usable = ~np.isnan(l0 + l1 + l)
     region = usable & (l0 < l1)
-    position = (l1[region] - l[region]) / (l1[region] - l0[region])
-    where = zones(l, l0, l1)
     paid = usable & (per_draw(repeated, "constrained_r_ver_each")[:, first:] > 0)
-    middle = float(np.median(position)) if position.size else np.nan
-    origin = f"probe of {len(repeated)} prompts" if probed else "bounds of draw 1"
-    note = "0 at l1, 1 at l0; below 0.5 at step 0 is close to the ceiling"
-    expected = f"expected at step 0; {origin}"
+    position = (l1[region] - l[region]) / (l1[region] - l0[region])
+    what = "position (l1 - l) / (l1 - l0) of a further constrained draw, median"
+    note = f"0 at l1, 1 at l0; below 0.5 at step 0 is close to the ceiling; {origin}"
+    zeroed, inside = (l > l1)[paid], (zones(l, l0, l1) == "inside")[paid]
+    expected = f"of those with r_ver > 0; expected at step 0; {origin}"
     return [
-        ("F11", what["position"], middle, position.size, f"{note}; {origin}"),
-        _share("F16", what["zeroed"], (l > l1)[paid], expected),
-        _share("F16", what["bonus"], (where == "inside")[paid], expected),
+        _median("F11", what, position, note),
+        _share("F16", "further constrained draws that would be zeroed", zeroed, expected),
+        _share("F16", "further constrained draws inside the region", inside, expected),
     ]

@@ -105,9 +105,9 @@ def anchors_report(
     override: Override = [],  # noqa: B006
 ) -> None:
     """Are the anchors healthy? Reversed bounds, lengths, loops, coverage and what follows."""
-    from califkit.anchors.measure import load_anchors
     from califkit.anchors.probe import draw_probe, read_probe
     from califkit.anchors.report import health_report
+    from califkit.anchors.table import load_anchors
     from califkit.data.prompts import training_prompts
     from califkit.exhibits.exhibit import write_table
     from califkit.models.engines import EngineError

@@ -2,7 +2,8 @@
 
 What to watch in a run follows from what the method's own authors found in their development runs:
 zeroing hits many correct rollouts, and mostly in reversed bounds; group normalisation turns one
-zeroed rollout into a large negative advantage; and the likelihood term can become a pure tax.
+zeroed rollout into a large negative advantage; and the likelihood term can become a pure tax. TRL
+itself logs ``reward_std`` and ``frac_reward_zero_std``, the share of groups that teach nothing.
 """
 
 from __future__ import annotations
@@ -64,12 +65,8 @@ def step_statistics(
         ``zeroed``
             Share of the rollouts with r_ver > 0 whose reward is 0; ``zeroed/reversed`` (l0 > l1)
             and ``zeroed/usual`` (all others) have the same denominator and add up to it.
-        ``r_ver/<family>``
-            Share of the family's constraints that are followed.
-        ``group_reward_std``
-            Mean over groups of the sample standard deviation (n - 1) of the rewards.
-        ``groups_without_spread``
-            Share of groups with all rewards equal, which teach nothing.
+        ``r_ver/<type>``
+            Share of the type's constraints that are followed.
         ``groups_with_equal_r_ver``
             Share of groups with all r_ver equal, where the likelihood term alone sets the
             advantage, whatever alpha is.
@@ -123,14 +120,13 @@ def step_statistics(
         "zeroed/usual": nan_mean((zeroed & (zone != "reversed"))[satisfied]),
         "zeroed/reversed": nan_mean((zeroed & (zone == "reversed"))[satisfied]),
         "sign_flips": float(_sign_flips(r_ver, reward, groups).mean()),
-        "group_reward_std": nan_mean([reward[g].std(ddof=1) for g in groups if len(g) > 1]),
-        "groups_without_spread": nan_mean([np.ptp(reward[g]) == 0 for g in groups]),
         "groups_with_equal_r_ver": nan_mean([np.ptp(r_ver[g]) == 0 for g in groups]),
         "groups_with_varying_bonus": nan_mean([_varies(bonus[g][satisfied[g]]) for g in groups]),
         "bonus/violating_anchor": _bonus_on_violating_anchors(rows, bonus),
         "region_position": _nan_median(position),
         "anchor_length_ratio": _nan_median(answer[both] / anchor[both]),
-    } | {f"r_ver/{family}": share for family, share in _family_shares(rows).items()}
+        **{f"r_ver/{name}": share for name, share in _shares_by_type(rows).items()},
+    }
     return always | {k: v for k, v in where_defined.items() if not np.isnan(v)}
 
 
@@ -231,13 +227,13 @@ def _bonus_on_violating_anchors(rows: Sequence[Mapping[str, Any]], bonus: np.nda
     return float(paid[compliance < 1].sum() / paid.sum())
 
 
-def _family_shares(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Followed / total constraints of each family, in alphabetical order."""
+def _shares_by_type(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Followed / total constraints of each type, in alphabetical order."""
     counts: dict[str, np.ndarray] = {}
     for row in rows:
-        for family, (followed, total) in row["types"].items():
-            counts[family] = counts.get(family, np.zeros(2)) + (followed, total)
-    return {family: float(f / t) for family, (f, t) in sorted(counts.items()) if t > 0}
+        for name, (followed, total) in row["types"].items():
+            counts[name] = counts.get(name, np.zeros(2)) + (followed, total)
+    return {name: float(f / t) for name, (f, t) in sorted(counts.items()) if t > 0}
 
 
 def _nan_median(values: np.ndarray) -> float:

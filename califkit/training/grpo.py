@@ -31,14 +31,9 @@ from peft import LoraConfig, PeftModel
 from transformers import AutoModelForCausalLM, PrinterCallback, TrainerCallback
 from trl import GRPOConfig
 
-from califkit.anchors.measure import (
-    AnchorError,
-    bounds_for,
-    degenerate,
-    join_anchors,
-    load_anchors,
-    self_test,
-)
+from califkit.anchors.measure import self_test
+from califkit.anchors.rows import AnchorError
+from califkit.anchors.table import bounds_for, degenerate, join_anchors, load_anchors
 from califkit.data.load import Instance, Loaded
 from califkit.data.prompts import training_prompts
 from califkit.data.rows import constraints_json

@@ -6,7 +6,6 @@ import pandas as pd
 import pytest
 from tiny_runs import kill_when, n_lines, start, tiny_params, wait_for
 
-from califkit.anchors.measure import ANCHORS
 from califkit.anchors.rows import (
     AnchorError,
     cut_torn_end,
@@ -15,6 +14,7 @@ from califkit.anchors.rows import (
     row_files,
     shard_name,
 )
+from califkit.anchors.table import ANCHORS
 from califkit.runs.dispatch import run_stage
 from califkit.runs.folders import Run, open_run
 from califkit.runs.params import Params

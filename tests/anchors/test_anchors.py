@@ -14,17 +14,10 @@ import pytest
 from califkit.anchors import measure
 from califkit.anchors import rows as anchor_rows
 from califkit.anchors import table as anchor_table
-from califkit.anchors.measure import (
-    AnchorError,
-    bounds_for,
-    compute_anchors,
-    degenerate,
-    join_anchors,
-    load_anchors,
-    read_draws,
-    self_test,
-)
+from califkit.anchors.measure import compute_anchors, self_test
 from califkit.anchors.probe import PROBE, draw_probe, read_probe
+from califkit.anchors.rows import AnchorError, read_draws
+from califkit.anchors.table import bounds_for, degenerate, join_anchors, load_anchors
 from califkit.data.composer import compose
 from califkit.data.load import Instance
 from califkit.data.prompts import training_prompts

@@ -15,8 +15,8 @@ from judge_server import Play, Request, error, says, score, serve
 from tiny_runs import environment, params_file, tiny_params
 from tiny_trainer import likelihood, make_config, make_trainer
 
-from califkit.anchors.measure import AnchorError
 from califkit.anchors.region import ZONES
+from califkit.anchors.rows import AnchorError
 from califkit.data.rows import constraints_json
 from califkit.judges.cache import judge_cache
 from califkit.judges.judge import Judge, JudgeError

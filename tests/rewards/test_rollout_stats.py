@@ -1,7 +1,6 @@
 """Statistics of a step and alarms of a run, with the arithmetic written out."""
 
 import math
-import statistics
 
 import numpy as np
 import pytest
@@ -58,9 +57,6 @@ ROWS = [
 
 
 def test_every_number_of_a_step():
-    # Group a: rewards 1.1, 0, 0.5, 0; mean 0.4; squared deviations .49 + .16 + .01 + .16 = .82.
-    # Group b: rewards 1, 0, 0, 1; mean 0.5; squared deviations 4 x .25 = 1. Group c: none.
-    spread = (math.sqrt(0.82 / 3) + math.sqrt(1 / 3) + 0) / 3
     # Ten rollouts have r_ver > 0. Sign flips: the zeroed one of a, and the zeroed one of b.
     expected = {
         "r_ver": (2.5 + 3.0 + 2.0) / 12,
@@ -79,8 +75,6 @@ def test_every_number_of_a_step():
         "zeroed/usual": 1 / 10,
         "zeroed/reversed": 1 / 10,
         "sign_flips": 2 / 12,
-        "group_reward_std": spread,
-        "groups_without_spread": 1 / 3,
         "groups_with_equal_r_ver": 1 / 3,
         "groups_with_varying_bonus": 1 / 3,
         # (l1 - l) / 2 for l = -2, -0.5, -4, -1.5: 0.5, -0.25, 1.5, 0.25
@@ -107,7 +101,7 @@ def test_what_is_undefined_is_left_out_but_for_what_every_step_logs():
     assert {k for k, v in result.items() if math.isnan(v)} == {"loglik", "distinct_2"}
     assert set(result) == {
         *("r_ver", "loglik", "distinct_2", "tokens", "clipped", "above_ceiling"),
-        *("reward_minus_r_ver", "sign_flips", "groups_without_spread", "groups_with_equal_r_ver"),
+        *("reward_minus_r_ver", "sign_flips", "groups_with_equal_r_ver"),
         "groups_with_varying_bonus",
         *(f"zone/{zone}" for zone in ZONES),
     }
@@ -153,13 +147,6 @@ def test_rounding_of_a_mean_is_no_sign_flip():
     one_better = [rollout("a", 1.0, low), *equal[1:]]
     for rows in (equal, one_zeroed, one_better):
         assert step_statistics(rows)["sign_flips"] == 0
-
-
-def test_a_group_of_one_has_no_deviation():
-    rows = [rollout("a", 1.0, 1.0), rollout("b", 1.0, 1.1), rollout("b", 0.0, 0.0)]
-    result = step_statistics(rows)
-    assert result["group_reward_std"] == pytest.approx(statistics.stdev([1.1, 0.0]))
-    assert "group_reward_std" not in step_statistics(rows[:1])
 
 
 def test_a_step_without_rollouts_or_with_an_unknown_zone_is_refused():

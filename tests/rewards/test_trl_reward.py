@@ -3,7 +3,6 @@
 import json
 import math
 import pickle
-import statistics
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -368,19 +367,20 @@ def test_an_answer_cut_at_the_limit_is_clipped_and_keeps_its_last_token(bound, b
     assert [row["clipped"] for row in taken] == [True, True, True, False]
 
 
-def test_evaluation_does_not_enter_the_rollout_log(bound, trainer, batch, monkeypatch):
+def test_evaluation_does_not_enter_the_rollout_log(bound, trainer, tiny, batch, monkeypatch):
     taken, logged = [], {}
     reward = bound(method="if_rlvr", on_rollouts=lambda step, rows: taken.extend(rows))
     monkeypatch.setattr(trainer, "num_generations_eval", 4)
     trainer.model.eval()
+    # r_ver 1, 1, 0.5, 0.5: one group of four in evaluation, two of two in training.
+    batch |= responses(tiny, [TEXTS[0]] * 2 + [TEXTS[2]] * 2)
     reward(**batch, log_metric=logged.__setitem__)
     assert not taken
-    assert logged["r_ver"] == pytest.approx(1.5 / 4)
-    # Rewards 1, 0, 0.5, 0: one group of four in evaluation, two of two in training.
-    assert logged["group_reward_std"] == pytest.approx(statistics.stdev([1, 0, 0.5, 0]))
+    assert logged["r_ver"] == pytest.approx(3 / 4)
+    assert logged["groups_with_equal_r_ver"] == 0.0
     trainer.model.train()
     reward(**batch, log_metric=logged.__setitem__)
-    assert logged["group_reward_std"] == pytest.approx((0.5 + 0.25) * 2**0.5 / 2)
+    assert logged["groups_with_equal_r_ver"] == 1.0
 
 
 @pytest.mark.slow

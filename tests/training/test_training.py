@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from tiny_runs import environment, params_file, tiny_params
 
-from califkit.anchors.measure import ANCHORS, AnchorError, load_anchors
+from califkit.anchors.rows import AnchorError
+from califkit.anchors.table import ANCHORS, load_anchors
 from califkit.data.prompts import training_prompts
 from califkit.models.likelihood import ReferenceScorer
 from califkit.models.resolve import load_model, load_tokenizer, resolve
@@ -226,7 +227,7 @@ class TestLogs:
         log = trained.log(method)
         for number, row in enumerate(log, start=1):
             assert row["alarms"] == alarms(log[:number])
-            watched = {"entropy", "kl", "clipped", "reward_minus_r_ver", "groups_without_spread"}
+            watched = {"entropy", "kl", "clipped", "reward_minus_r_ver", "frac_reward_zero_std"}
             assert watched <= row.keys()
             assert "r_ver/keywords" in row or "r_ver/letters" in row
 
@@ -343,7 +344,7 @@ def test_without_a_kl_term_the_reference_is_a_copy(tmp_path, runs):
 
 
 def test_a_region_method_takes_its_bounds_from_the_intervals(tmp_path, runs):
-    from califkit.anchors.measure import bounds_for
+    from califkit.anchors.table import bounds_for
 
     run = run_one(tmp_path, methods=["inner_region"], region_draws=3, training={"steps": 2})
     anchors = open_run("tiny", run.stage.anchors)
