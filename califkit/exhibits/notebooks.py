@@ -39,6 +39,7 @@ from califkit.exhibits.report import (
 )
 from califkit.runs.params import load_params, params_path, read_params_file
 from califkit.runs.paths import project_root
+from califkit.runs.text import one_line
 
 PIPELINE = ("00_tour", "01_anchors", "02_train", "03_evaluate")
 """The notebooks that come first; each needs the ones before it."""
@@ -245,7 +246,7 @@ def _read(path: Path) -> nbformat.NotebookNode:
         notebook = nbformat.read(path, as_version=4)
         nbformat.validate(notebook)
     except (ValueError, TypeError, LookupError, AttributeError, nbformat.ValidationError) as error:
-        raise NotebookError(f"{path}: not a readable notebook: {_one_line(error)}") from error
+        raise NotebookError(f"{path}: not a readable notebook: {one_line(error)}") from error
     return notebook
 
 
@@ -328,18 +329,18 @@ def _execute(
                 stdout_file=relay,
             )
         except PapermillExecutionError as error:
-            return f"cell [{error.exec_count}]: {error.ename}: {_one_line(error.evalue)}"
+            return f"cell [{error.exec_count}]: {error.ename}: {one_line(error.evalue)}"
         except (RuntimeError, TimeoutError) as error:
             number = len(started(nbformat.read(output, as_version=4)))
             if not number and not last_attempt:
                 # Kernels that start at the same moment can pick the same port.
-                echo(f"    the kernel did not start ({_one_line(error)}); trying once more")
+                echo(f"    the kernel did not start ({one_line(error)}); trying once more")
                 continue
             if not number:
-                return f"the kernel did not start: {_one_line(error)}"
+                return f"the kernel did not start: {one_line(error)}"
             if isinstance(error, DeadKernelError):
                 error = "the kernel died, most often because memory ran out"
-            return f"cell [{number}]: {_one_line(error)}"
+            return f"cell [{number}]: {one_line(error)}"
         finally:
             relay.close()
         if ended := first_error(notebook):  # papermill takes SystemExit(0) for success
@@ -365,8 +366,3 @@ class _Relay:
     def close(self) -> None:
         if self._pending:
             self.write("\n")
-
-
-def _one_line(error: object) -> str:
-    text = " ".join(str(error).split())
-    return text if len(text) <= 300 else text[:297] + "..."

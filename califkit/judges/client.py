@@ -22,12 +22,12 @@ from urllib.request import proxy_bypass
 from pydantic import SecretStr
 
 from califkit import CalifkitError
-from califkit.judges.parsing import brief
 from califkit.judges.verdicts import Usage, Verdict
 from califkit.runs.folders import open_run
 from califkit.runs.judge_settings import JudgeSettings
 from califkit.runs.settings import Execution
 from califkit.runs.stages import Stage
+from califkit.runs.text import short
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -252,12 +252,12 @@ def _read_reply(content: str) -> Verdict:
     try:
         data = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise _Trouble(f"the endpoint's reply is not JSON: {brief(content)}") from error
+        raise _Trouble(f"the endpoint's reply is not JSON: {short(content)}") from error
     data = _mapping(data)
     choices = data.get("choices")
     choice = _mapping(choices[0] if isinstance(choices, list) and choices else None)
     if not choice:
-        raise _Trouble(f"no answer in the endpoint's reply: {brief(data.get('error') or data)}")
+        raise _Trouble(f"no answer in the endpoint's reply: {short(data.get('error') or data)}")
     message = _mapping(choice.get("message"))
     reply = Verdict(
         "ok",
@@ -269,7 +269,7 @@ def _read_reply(content: str) -> Verdict:
     finish = choice.get("finish_reason")
     # Before any parsing: an answer that was cut off may still hold something that reads as one.
     if message.get("refusal") or finish in ("content_filter", "refusal"):
-        return replace(reply, status="refused", reason=brief(message.get("refusal") or finish))
+        return replace(reply, status="refused", reason=short(message.get("refusal") or finish))
     if finish == "length":
         return replace(reply, status="truncated", reason="token limit reached")
     return reply

@@ -12,6 +12,8 @@ import re
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+from califkit.runs.text import short
+
 _MARKS = re.compile(r'\\.|["{}]', re.DOTALL)
 _DIGITS = re.compile(r"[0-9]{1,3}")
 _JSON_START = re.compile(r"\s*(?:```\w*\s*)?\{")
@@ -83,17 +85,17 @@ def find_object(text: str, *labels: str) -> dict[str, Any] | None:
     draft, answer = _split(text)
     drafted, _ = _labelled(draft, labels)
     if drafted:
-        raise Unparsable(f"a verdict in front of </think>: {brief(drafted[-1])}")
+        raise Unparsable(f"a verdict in front of </think>: {short(drafted[-1])}")
     verdicts, is_last = _labelled(answer, labels)
     if is_last:
         last = verdicts[-1]
         for other in verdicts[:-1]:
             if any(other.get(label) != last.get(label) for label in labels):
-                raise Unparsable(f"two verdicts that differ: {brief(other)} and {brief(last)}")
+                raise Unparsable(f"two verdicts that differ: {short(other)} and {short(last)}")
         return last
     if _JSON_START.match(answer) or any(f'"{label}"' in answer for label in labels):
         named = " or ".join(map(repr, labels))
-        raise Unparsable(f"no complete JSON object with {named} in {brief(answer)}")
+        raise Unparsable(f"no complete JSON object with {named} in {short(answer)}")
     return None
 
 
@@ -101,7 +103,7 @@ def read_object(text: str, *labels: str) -> dict[str, Any]:
     """As `find_object`; Unparsable for prose too."""
     value = find_object(text, *labels)
     if value is None:
-        raise Unparsable(f"no JSON object in {brief(text)}" if text.strip() else "empty answer")
+        raise Unparsable(f"no JSON object in {short(text)}" if text.strip() else "empty answer")
     return value
 
 
@@ -120,7 +122,7 @@ def read_score(text: str) -> int:
     value = read_object(text, "score")["score"]
     number = int(value) if isinstance(value, str) and _DIGITS.fullmatch(value.strip()) else value
     if type(number) is not int or not 1 <= number <= 10:
-        raise OutOfRange(f"score {brief(value)} is no integer from 1 to 10")
+        raise OutOfRange(f"score {short(value)} is no integer from 1 to 10")
     return number
 
 
@@ -134,14 +136,8 @@ def read_choice(text: str, key: str, choices: Sequence[str]) -> str:
     value = read_object(text, key)[key]
     word = value.strip().lower() if isinstance(value, str) else value
     if word not in choices:
-        raise OutOfRange(f"{key} {brief(value)} is none of {', '.join(choices)}")
+        raise OutOfRange(f"{key} {short(value)} is none of {', '.join(choices)}")
     return word
-
-
-def brief(value: Any) -> str:
-    """A value as one short piece of a message."""
-    text = repr(value)
-    return text if len(text) <= 120 else text[:117] + "..."
 
 
 def _split(text: str) -> tuple[str, str]:

@@ -8,7 +8,7 @@ def one_line(value: object, limit: int = 300) -> str:
     return _cut(" ".join(str(value).split()), limit)
 
 
-def short(value: object, limit: int = 80) -> str:
+def short(value: object, limit: int = 100) -> str:
     """What ``repr`` makes of a value."""
     return _cut(repr(value), limit)
 
