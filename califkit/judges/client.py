@@ -26,7 +26,7 @@ from califkit.judges.verdicts import Usage, Verdict
 from califkit.runs.folders import open_run
 from califkit.runs.judge_settings import JudgeSettings
 from califkit.runs.settings import Execution
-from califkit.runs.stages import Stage
+from califkit.runs.stages import JudgeStage
 from califkit.runs.text import short
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ class Endpoint:
         return text.replace(key, "[key]") if len(key) >= _SHORTEST_KEY else text
 
 
-def check_judge(profile: str, stage: Stage, execution: Execution) -> None:
+def check_judge(profile: str, stage: JudgeStage, execution: Execution) -> None:
     """Refuse a stage whose judge cannot be asked, before its responses are generated.
 
     Where they are there the key may not be needed: all answers may be, too.

@@ -1,6 +1,6 @@
 """This machine and its neighbours: cores, GPUs, process trees, ranks of one job, Slurm's queue.
 
-What `califkit.runs.dispatch` decides from, and starts and ends processes with.
+What `califkit.runs.dispatch` decides from, and what jobs are started and ended with.
 """
 
 from __future__ import annotations

@@ -1,18 +1,14 @@
-"""Typed settings of every stage, and the loader that reads them from ``params/<profile>.yaml``.
+"""The settings of a profile as a whole, the stages they make, and their file, ``params/*.yaml``.
 
 A params file is an ordinary papermill parameters file with three keys::
 
     profile: cpu        # names the folder under runs/ and figures/
     submit: false       # whether a notebook may submit jobs to a cluster
-    settings: {...}     # the tree typed by `Settings` below
+    settings: {...}     # the tree typed by `Settings`
 
 so ``papermill notebook.ipynb out.ipynb -f params/cpu.yaml`` works without califkit's help, and
 everything inside ``settings`` is checked here: an unknown key, a wrong type or a value out of
 range is a `ParamsError` that names file, key and value before anything runs.
-
-A *stage* (`AnchorStage`, `TrainStage`, `GenerateStage`, `ScoreStage`) is the pure description of
-one run. Its hash covers every setting that can change the result and nothing else; how the work
-is executed (`Execution`: worker processes, save interval) is kept apart and never hashed.
 """
 
 from __future__ import annotations
@@ -24,6 +20,7 @@ import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from califkit.runs.judge_settings import JudgeModel
+from califkit.runs.paths import project_root
 from califkit.runs.settings import (
     JUDGE_METHODS,
     REGION_METHODS,
@@ -45,6 +42,7 @@ from califkit.runs.stages import (
     AnchorStage,
     GenerateStage,
     IdentificationStage,
+    JudgeStage,
     PairwiseStage,
     QualityStage,
     RubricStage,
@@ -194,36 +192,34 @@ class Settings(Frozen):
 
     def quality_stages(self) -> list[QualityStage]:
         """Response quality of the same responses; none without a judge."""
-        if self.judge is None:
+        if (judge := self._judge(self.judge)) is None:
             return []
-        judge = self._judge(self.judge)
         return [QualityStage(responses=r, judge=judge) for r in self.generate_stages()]
 
     def pairwise_stages(self) -> list[PairwiseStage]:
         """CaLIF against IF-RLVR, first training and evaluation seed (A21); none without a judge."""
-        if self.judge is None or not {"calif", "if_rlvr"} <= set(self.methods):
+        judge = self._judge(self.judge)
+        if judge is None or not {"calif", "if_rlvr"} <= set(self.methods):
             return []
         first_of = {r.method: r for r in reversed(self.generate_stages())}
-        judge = self._judge(self.judge)
         return [PairwiseStage(first=first_of["calif"], second=first_of["if_rlvr"], judge=judge)]
 
     def rubric_stages(self) -> list[RubricStage]:
         """Every policy on every benchmark in ``rubrics``; none without a judge."""
-        if self.judge is None:
+        if (judge := self._judge(self.judge)) is None:
             return []
-        judge = self._judge(self.judge)
         return [
             RubricStage(responses=responses, judge=judge)
             for benchmark in self.rubrics
             for responses in self.generate_stages(benchmark)
         ]
 
-    def judge_stages(self) -> list[QualityStage | PairwiseStage | RubricStage]:
+    def judge_stages(self) -> list[JudgeStage]:
         """All that the profile's judge is asked; nothing without a judge."""
         return [*self.quality_stages(), *self.pairwise_stages(), *self.rubric_stages()]
 
-    def _judge(self, name: str) -> JudgeModel:
-        return self.execution.judge(name).identity()
+    def _judge(self, name: str | None) -> JudgeModel | None:
+        return None if name is None else self.execution.judge(name).identity()
 
 
 class Params(Frozen):
@@ -267,8 +263,6 @@ def _typed(raw: dict[str, Any], source: str) -> Params:
 
 def params_path(profile: str | Path) -> Path:
     """The YAML file behind a profile name or path; `ParamsError` lists the profiles there are."""
-    from califkit.runs.paths import project_root
-
     if str(profile).endswith((".yaml", ".yml")):
         path = Path(profile)
         path = path if path.exists() or path.is_absolute() else project_root() / path

@@ -191,52 +191,51 @@ class IdentificationStage(Stage):
         return self.responses.name
 
 
-class QualityStage(Stage):
-    """Response quality of generated responses, scored by one judge."""
+class JudgeStage(Stage):
+    """What the stages share whose work a judge does."""
 
-    kind = "quality"
     command = "califkit judge"
-    function = "califkit.evaluation.quality:judge_quality"
     checks = ("califkit.judges.client:check_judge",)
     judged = True
 
-    responses: GenerateStage
     judge: JudgeModel
+
+
+class QualityStage(JudgeStage):
+    """Response quality of generated responses, scored by one judge."""
+
+    kind = "quality"
+    function = "califkit.evaluation.quality:judge_quality"
+
+    responses: GenerateStage
 
     @property
     def name(self) -> str:
         return f"{self.responses.name}-{self.judge.name}"
 
 
-class PairwiseStage(Stage):
+class PairwiseStage(JudgeStage):
     """Which of two policies answers each prompt better, judged in both orders."""
 
     kind = "pairwise"
-    command = "califkit judge"
     function = "califkit.evaluation.quality:judge_pairs"
-    checks = ("califkit.judges.client:check_judge",)
-    judged = True
 
     first: GenerateStage
     second: GenerateStage
-    judge: JudgeModel
 
     @property
     def name(self) -> str:
         return f"{self.first.name}-against-{self.second.name}-{self.judge.name}"
 
 
-class RubricStage(Stage):
+class RubricStage(JudgeStage):
     """Verdicts of a judge on the responses to a rubric benchmark."""
 
     kind = "rubrics"
     command = "califkit reproduce --only tab1_rubrics"
     function = "califkit.evaluation.rubrics:judge_rubrics"
-    checks = ("califkit.judges.client:check_judge",)
-    judged = True
 
     responses: GenerateStage
-    judge: JudgeModel
 
     @property
     def name(self) -> str:
