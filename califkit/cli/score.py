@@ -51,6 +51,15 @@ def score(
         ),
     ] = False,
     thinking: Thinking = False,
+    identify: Annotated[
+        int | None,
+        typer.Option(
+            min=2,
+            metavar="K",
+            help="Also score each answer given K - 1 other requests of the file: can one tell what "
+            "was asked? K times the work.",
+        ),
+    ] = None,
     tokens_per_pass: TokensPerPass = 2048,
     verifiers: OwnVerifiers = None,
 ) -> None:
@@ -65,7 +74,7 @@ def score(
 
     if not 0 < alpha < math.inf:
         raise DataError(f"--alpha {alpha}: must be positive and finite")
-    settings = Settings(reference, semantics, alpha, not no_end, thinking)
+    settings = Settings(reference, semantics, alpha, not no_end, thinking, identify)
     output = out or responses.with_suffix(".scores.jsonl")
     opened = open_responses(responses, constraints, scoring=True, filter=filter)
     scores = score_file(opened, output, settings, tokens_per_pass)
@@ -115,6 +124,18 @@ def _fixed(name: str, digits: int = 4) -> Callable[[Summary], str]:
     return shown
 
 
+def _identified(name: str, digits: int) -> Callable[[Summary], str]:
+    """A mean of request identification with its interval over prompts."""
+
+    def shown(summary: Summary) -> str:
+        if (found := summary.identification) is None:
+            return ""
+        low, high = getattr(found, f"{name}_interval")
+        return f"{getattr(found, name):.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+
+    return shown
+
+
 def _zones(summary: Summary) -> str:
     n = summary.zones.total()
     return ", ".join(f"{zone} {count / n:.1%}" for zone, count in summary.zones.items())
@@ -126,6 +147,9 @@ _NUMBERS: dict[str, Callable[[Summary], str]] = {
     "tokens": _fixed("tokens", 1),
     "distinct-2": _fixed("distinct_2"),
     "r_ver": _fixed("r_ver"),
+    "identified, likeliest given its own request": _identified("top_1", 3),
+    "identified, AUC": _identified("auc", 3),
+    "identified, nats an answer": _identified("information", 2),
     "zones": _zones,
     "CaLIF reward": _fixed("reward"),
 }

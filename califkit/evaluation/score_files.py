@@ -19,6 +19,12 @@ import numpy as np
 import pydantic
 
 from califkit.data.load import DataError
+from califkit.evaluation.identification import (
+    Identification,
+    identification,
+    loglik_given_requests,
+    other_requests,
+)
 from califkit.evaluation.response_files import IFBENCH, Responses, Row, answered
 from califkit.metrics import nan_mean
 from califkit.models.engines import stop_token_ids
@@ -55,6 +61,9 @@ class Settings:
         whose ``finish_reason`` is ``length`` never does.
     thinking
         Whether responses were drawn in thinking mode; see `califkit.models.reasoning`.
+    identify
+        Against how many requests of the file, its own among them, each answer is held
+        (`califkit.evaluation.identification`); None: not at all.
     """
 
     reference: str
@@ -62,6 +71,16 @@ class Settings:
     alpha: float = 0.1
     end: bool = True
     thinking: bool = False
+    identify: int | None = None
+
+
+class Identified(pydantic.BaseModel, extra="forbid"):
+    """What request identification takes of a row: a digest of its request, and over how many
+    ``tokens`` l is the mean given that request, then given the others (null without an answer)."""
+
+    request: str
+    tokens: int
+    loglik: list[pydantic.FiniteFloat] | None
 
 
 class Scored(pydantic.BaseModel, extra="forbid"):
@@ -86,6 +105,7 @@ class Scored(pydantic.BaseModel, extra="forbid"):
     ids_from: Literal["file", "text"]
     cut: bool | None = None
     filter: str | None = None
+    identification: Identified | None = None
 
 
 def score_file(
@@ -136,6 +156,7 @@ def score_file(
         )
     n = responses.n_answered if rows is None else len(rows)
     rows = responses if rows is None else rows
+    others = _other_requests(rows, settings)
     scores = _read_scores(output, rows, n)
     if len(scores) == n:
         return scores
@@ -148,7 +169,7 @@ def score_file(
         print(f"score: {sum(sizes[:done])} of {n} rows are there, continuing", flush=True)
     stream = islice(answered(rows), sum(sizes[:done]), None)
     for number in progress(range(done, len(sizes)), "score", len(sizes), done):
-        log.append(score_rows(list(islice(stream, sizes[number])), scorer, settings))
+        log.append(score_rows(list(islice(stream, sizes[number])), scorer, settings, others))
     return _read_scores(output, rows, n)
 
 
@@ -163,8 +184,21 @@ def _open_scorer(folder: Path, request: str, tokens_per_pass: int) -> ReferenceS
     return scorer
 
 
+def _other_requests(rows: Iterable[Row], settings: Settings) -> Mapping[str, list[str]]:
+    """Request -> those that its answers are held against; nothing unless it is asked for."""
+    if settings.identify is None:
+        return {}
+    try:
+        return other_requests({r.request: r.request for r in answered(rows)}, settings.identify, 0)
+    except DataError as error:
+        raise DataError(f"identify = {settings.identify}: {error}") from error
+
+
 def score_rows(
-    rows: list[Row], scorer: ReferenceScorer, settings: Settings
+    rows: list[Row],
+    scorer: ReferenceScorer,
+    settings: Settings,
+    others: Mapping[str, list[str]] | None = None,
 ) -> list[dict[str, Any]]:
     """One row of `score_file`'s output a response."""
     stop = stop_token_ids(scorer.model.generation_config, scorer.tokenizer)
@@ -197,6 +231,18 @@ def score_rows(
                 "filter": row.filter,
             }
         )
+    if others:
+        candidates = [others[row.request] for row in rows]
+        ids = [answer.token_ids for answer in answers]
+        given_others = loglik_given_requests(scorer, candidates, ids)
+        for i, (row, entry) in enumerate(zip(rows, scored, strict=True)):
+            loglik = [entry["loglik"], *given_others[i].tolist()] if ids[i] else None
+            digest = hashlib.sha256(row.request.encode()).hexdigest()[:12]
+            entry["identification"] = {
+                "request": digest,
+                "tokens": len(ids[i]),
+                "loglik": loglik,
+            }
     return scored
 
 
@@ -205,7 +251,7 @@ class Summary:
     """Means over scored rows; NaN where no row has the number.
 
     ``empty`` is the share of answers without text, which have no l. The counters are numbers of
-    rows.
+    rows. ``identification`` is None where it was not asked for.
     """
 
     rows: int
@@ -216,6 +262,7 @@ class Summary:
     r_ver: float
     reward: float
     zones: Counter[str]
+    identification: Identification | None
 
 
 def summarise(rows: Sequence[Scored]) -> Summary:
@@ -230,7 +277,20 @@ def summarise(rows: Sequence[Scored]) -> Summary:
         rows=len(rows),
         empty=float(np.mean([row.loglik is None for row in rows])) if rows else math.nan,
         zones=Counter(row.zone for row in rows if row.zone is not None),
+        identification=_identification([row.identification for row in rows if row.identification]),
         **{name: mean(name) for name in ("loglik", "tokens", "distinct_2", "r_ver", "reward")},
+    )
+
+
+def _identification(rows: Sequence[Identified]) -> Identification | None:
+    known = [row.loglik for row in rows if row.loglik is not None]
+    if not known:
+        return None
+    unknown = [math.nan] * len(known[0])
+    return identification(
+        [unknown if row.loglik is None else row.loglik for row in rows],
+        [row.tokens for row in rows],
+        [row.request for row in rows],
     )
 
 

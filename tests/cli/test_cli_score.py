@@ -365,6 +365,65 @@ def test_the_command_prints_means_and_shares(tiny, califkit, tmp_path):
     ), "the same command again prints the same"
 
 
+# --- request identification ----------------------------------------------------------------------
+ASKED = {
+    "Describe the sea.": "It is blue and wide.",
+    "Name a drink.": "Green tea.",
+    "Describe ice.": "Cold and clear.",
+    "Say hello.": "Hello there!",
+    "Describe fog.": "",
+}
+
+
+def asked(n: int = 1) -> list[dict]:
+    return [{"request": x, "response": y} for x, y in ASKED.items()] * n
+
+
+def test_answers_are_held_against_other_requests_of_the_file(tiny, tmp_path):
+    plain = scored(tmp_path, asked())
+    (tmp_path / "scores.jsonl").unlink()
+    (tmp_path / "scores.jsonl.settings.json").unlink()
+    result = scored(tmp_path, asked(), settings=replace(SETTINGS, identify=5))
+    assert [row["loglik"] for row in result] == [row["loglik"] for row in plain]
+    for row, (request, text) in zip(result, ASKED.items(), strict=True):
+        found = row["identification"]
+        if not text:
+            assert (found["loglik"], found["tokens"]) == (None, 0)
+            continue
+        ids = ids_of(tiny, text)
+        assert found["tokens"] == len(ids)
+        assert found["loglik"][0] == row["loglik"]
+        others = [whole_logits(tiny, x, ids) for x in ASKED if x != request]
+        assert sorted(found["loglik"][1:]) == pytest.approx(sorted(others), abs=1e-5)
+
+
+def test_samples_of_a_request_are_not_further_prompts(tmp_path):
+    scored(tmp_path, asked(4), settings=replace(SETTINGS, identify=3))
+    responses = opened(tmp_path / "responses.jsonl")
+    output, how = tmp_path / "scores.jsonl", replace(SETTINGS, identify=3)
+    found = score_files.summarise(score_file(responses, output, how)).identification
+    assert (found.answers, found.prompts, found.requests) == (20, 5, 3)
+
+
+def test_identification_that_is_not_possible_or_asked_for_otherwise_is_refused(many, tmp_path):
+    with pytest.raises(DataError, match="identify = 900: .* takes 2 to"):
+        score_file(opened(many), tmp_path / "s.jsonl", replace(SETTINGS, identify=900))
+    assert not (tmp_path / "s.jsonl").exists()
+    score_file(opened(many), tmp_path / "s.jsonl", SETTINGS)
+    with pytest.raises(DataError, match="was made with identify = None, not 3"):
+        score_file(opened(many), tmp_path / "s.jsonl", replace(SETTINGS, identify=3))
+
+
+def test_the_command_prints_identification(califkit, tmp_path):
+    path = write_rows(tmp_path / "r.jsonl", *asked())
+    out = califkit("score", path, "--reference", "tiny-random-llama", "--identify", "3")[1]
+    assert "identified, AUC" in out and "nats an answer" in out
+    plain = califkit(
+        "score", path, "--reference", "tiny-random-llama", "--out", tmp_path / "plain.jsonl"
+    )[1]
+    assert "identified" not in plain
+
+
 def test_zones_of_rows_are_those_of_the_rewards_module(tiny, tmp_path):
     rows = [GOOD | {"l0": -11.0 + i, "l1": -10.0 + i / 2} for i in range(-3, 4)]
     for row in scored(tmp_path, rows):
