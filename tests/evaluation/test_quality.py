@@ -439,9 +439,17 @@ def test_the_command_wants_the_key_before_it_trains(califkit, profile, tmp_path,
     assert not (tmp_path / "runs").exists()
 
 
+TROUBLE = (  # on the way to a judge, in variables of the environment
+    ("ALL_PROXY", "socks://127.0.0.1:7890"),
+    ("ALL_PROXY", "socks5://127.0.0.1:7890"),
+    ("HTTP_PROXY", "http://127.0.0.1:9"),
+    ("SSL_CERT_FILE", "/opt/old-env/ssl/cacert.pem"),
+)
+
+
 @pytest.mark.slow
 def test_the_command_shows_what_it_takes_asks_above_the_limit_and_prints_the_tables(
-    califkit, profile
+    califkit, profile, monkeypatch
 ):
     def both(request: Request) -> Play:
         schema = request.body["response_format"]["json_schema"]["schema"]
@@ -455,6 +463,12 @@ def test_the_command_shows_what_it_takes_asks_above_the_limit_and_prints_the_tab
         # Three responses of three policies and three pairs in two orders; equal ones once.
         assert 3 < calls <= 9 + 6
         assert f"{calls} calls are more than --limit 3" in refused
+        for name, value in TROUBLE:
+            with monkeypatch.context() as environment:
+                environment.setenv(name, value)
+                code, _, refused = califkit("judge", "--profile", path)
+            assert (code, refused.strip().count("\n")) == (2, 0)
+            assert "judge grader: " in refused and name in refused
         assert server.requests == []
         code, told, refused = califkit("judge", "--profile", path, "--limit", 3, "--yes")
         assert (code, refused) == (0, "")

@@ -89,9 +89,10 @@ def test_a_record_that_does_not_fit_is_named(tmp_path, records, message):
 def test_a_source_without_native_files_is_refused(tmp_path):
     with pytest.raises(RubricError, match="no file content_constraints.json or"):
         FollowBench().load(tmp_path)
-    (tmp_path / "style_constraints.json").write_text("[", encoding="utf-8")
-    with pytest.raises(RubricError, match="style_constraints.json: not JSON"):
-        FollowBench().load(tmp_path)
+    for broken in ("[", "[" * 100_000):
+        (tmp_path / "style_constraints.json").write_text(broken, encoding="utf-8")
+        with pytest.raises(RubricError, match="style_constraints.json: not JSON"):
+            FollowBench().load(tmp_path)
 
 
 @pytest.mark.parametrize(
