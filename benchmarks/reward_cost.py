@@ -135,15 +135,15 @@ class Pairs(TrainerCallback):
         print(f"{done}, {self.switch.arm}: {seconds:.1f} s", file=sys.stderr, flush=True)
 
 
-def make_rows(pairs: int, prompts: int, seed: int) -> Dataset:
-    """Composed prompts, each batch twice in a row, with bounds that put rollouts in all zones."""
-    loaded = load_rows(compose(pairs * prompts, seed, max_constraints=3), "composer")
+def make_rows(batches: int, prompts: int, seed: int, times: int = 2) -> Dataset:
+    """Composed prompts, each batch `times` in a row, with bounds that put rollouts in all zones."""
+    loaded = load_rows(compose(batches * prompts, seed, max_constraints=3), "composer")
     rng = random.Random(seed)
     rows = []
-    for pair in range(pairs):
-        batch = loaded.instances[pair * prompts : (pair + 1) * prompts]
+    for start in range(0, batches * prompts, prompts):
+        batch = loaded.instances[start : start + prompts]
         bounds = [sorted(rng.uniform(-5, -1) for _ in range(2)) for _ in batch]
-        for _ in range(2):
+        for _ in range(times):
             rows += [
                 {
                     "prompt": [{"role": "user", "content": i.prompt}],
