@@ -140,14 +140,14 @@ def train(tiny: bool, lora: bool) -> None:
         trainer.remove_callback(PrinterCallback)  # the log is printed below, in short
         reward.bind(trainer)
         seen = []
-        score = reward._scorer.score
+        score = reward.scorer.score
 
         def kept(requests: list[str], answers: list[list[int]]) -> Any:
             found = score(requests, answers)
             seen.append((requests, answers, found.tolist()))
             return found
 
-        reward._scorer.score = kept
+        reward.scorer.score = kept
         started = time.perf_counter()
         trainer.train()
         seconds = (time.perf_counter() - started) / steps

@@ -110,7 +110,7 @@ def run_once(options: argparse.Namespace) -> dict[str, Any]:
         reward.bind(trainer)
         time_part(trainer, "_generate", "draw")
         time_part(trainer, "_get_per_token_logps_and_entropies", "reference pass")
-        time_part(reward._scorer, "score", "x pass")
+        time_part(reward.scorer, "score", "x pass")
         time_part(trainer, "_prepare_inputs", "all but training")
         time_part(trainer.accelerator, "clip_grad_norm_", "optimiser")
         trainer.train()

@@ -230,7 +230,7 @@ def time_parts(trainer: GRPOTrainer, clock: Clock) -> None:
         "_prepare_inputs": "other",
     }.items():
         setattr(trainer, name, clock.timed(getattr(trainer, name), part))
-    scorer: ReferenceScorer = trainer.reward_funcs[0].arms["calif"]._scorer
+    scorer: ReferenceScorer = trainer.reward_funcs[0].arms["calif"].scorer
     scorer.score = clock.timed(scorer.score, "x pass")
 
 

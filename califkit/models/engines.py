@@ -8,18 +8,20 @@ Two engines draw: ``model.generate`` of transformers, and vLLM on a GPU (`load_e
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from califkit import CalifkitError
+from califkit.models.passes import has_recurrent_layers
 from califkit.models.reasoning import END, Answer, final_answer, turn_end_id
 from califkit.models.resolve import load_model, load_tokenizer, resolve
 from califkit.runs.settings import Engine, Sampling
 from califkit.runs.units import unit_seed
 
 if TYPE_CHECKING:
+    import torch
     import vllm
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -139,12 +141,56 @@ class TransformersEngine:
         devices = [self.model.device] if self.model.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices), torch.inference_mode():
             torch.manual_seed(seed)
-            output = self.model.generate(**inputs, generation_config=config)
+            output = generate_together(
+                self.model.generate, self.model, **inputs, generation_config=config
+            )
         rows = output[:, inputs["input_ids"].shape[1] :].tolist()
         return [to_response(ids, stop, self.tokenizer, self.thinking) for ids in rows]
 
     def close(self) -> None:
         """Nothing to do: the memory of the model is free when nobody holds it any more."""
+
+
+def generate_together(
+    generate: Callable[..., torch.Tensor],
+    model: PreTrainedModel,
+    input_ids: torch.Tensor,
+    attention_mask: torch.Tensor,
+    generation_config: GenerationConfig,
+) -> torch.Tensor:
+    """What ``generate`` returns, with each of several equal prompts run through the model once.
+
+    Draws are those of ``generate`` up to rounding, and depend on the same random state.
+
+    Parameters
+    ----------
+    generate
+        The model's method of that name.
+    input_ids, attention_mask
+        Prompts padded on the left.
+    """
+    import torch
+    from transformers import DynamicCache
+
+    inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
+    rows, row_of = torch.unique(
+        torch.stack([input_ids, attention_mask], 1), dim=0, return_inverse=True
+    )
+    if len(rows) < len(input_ids) and rows.shape[2] > 1 and not has_recurrent_layers(model):
+        ids, mask = rows[:, 0, :-1], rows[:, 1, :-1]
+        cache = DynamicCache(config=model.config.get_text_config())
+        positions = (mask.cumsum(1) - 1).clamp(min=0)
+        model(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        cache.batch_select_indices(row_of)
+        inputs["past_key_values"] = cache
+    return generate(**inputs, generation_config=generation_config)
 
 
 class VllmEngine:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from califkit.models.passes import Row, Sharing, answer_log_probs, checked_head, replaced_forward
+from califkit.models.passes import Row, Sharing, answer_log_probs, checked_head, replaced
 
 if TYPE_CHECKING:
     import torch
@@ -233,7 +233,7 @@ def _own_autocast(device: torch.device) -> torch.autocast:
 def _without_autocast(model: torch.nn.Module) -> contextlib.AbstractContextManager[None]:
     """The model with the ``forward`` it had before accelerate wrapped that in autocast."""
     plain = vars(model).get("_original_forward")  # vars: a PeftModel passes on its base's names
-    return replaced_forward(model, plain) if plain else contextlib.nullcontext()
+    return replaced(model, plain) if plain else contextlib.nullcontext()
 
 
 def _distributed() -> bool:

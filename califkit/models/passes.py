@@ -96,7 +96,7 @@ def answer_log_probs(
     predicts = batch.predicts.to(device)
     targets = torch.tensor([t for row in rows for a in row.answers for t in a], dtype=torch.long)
     forward = _scoring(head.forward, predicts, targets.to(device), temperature, with_entropy)
-    with replaced_forward(head, forward):
+    with replaced(head, forward):
         output = model(
             input_ids=batch.input_ids.to(device),
             attention_mask=batch.attention_mask().to(device),
@@ -174,17 +174,19 @@ def _scoring(
 
 
 @contextlib.contextmanager
-def replaced_forward(module: torch.nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """`module` with another ``forward``; hooks of the module still run around it."""
-    own = vars(module).get("forward")  # accelerate's hooks set one on the instance
-    module.forward = forward
+def replaced(
+    module: torch.nn.Module, function: Callable[..., Any], name: str = "forward"
+) -> Iterator[None]:
+    """`module` with another ``forward``, or method of that name; its hooks still run around it."""
+    own = vars(module).get(name)  # accelerate's hooks set one on the instance
+    setattr(module, name, function)
     try:
         yield
     finally:
         if own is None:
-            del module.forward
+            delattr(module, name)
         else:
-            module.forward = own
+            setattr(module, name, own)
 
 
 def checked_head(model: Any) -> torch.nn.Module:
@@ -219,18 +221,21 @@ def checked_head(model: Any) -> torch.nn.Module:
 
 def why_not_shared(model: Any) -> str | None:
     """Why answers of this model must not stand in one row, or None if they may."""
-    from transformers import DynamicCache
-    from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
-
     config = model.config.get_text_config()
     if config._attn_implementation != "sdpa":
         return f"attention {config._attn_implementation} takes no block mask, sdpa does"
     if _LENGTH_DEPENDENT_ROPE & _rope_types(config):
         return "its rotary embedding depends on the length of a pass"
-    kinds = {type(layer) for layer in DynamicCache(config=config).layers}
-    if kinds - {DynamicLayer, DynamicSlidingWindowLayer}:
-        return "it has recurrent layers"
-    return None
+    return "it has recurrent layers" if has_recurrent_layers(model) else None
+
+
+def has_recurrent_layers(model: Any) -> bool:
+    """Whether some layer keeps a state instead of a key and a value of each token."""
+    from transformers import DynamicCache
+    from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+    layers = DynamicCache(config=model.config.get_text_config()).layers
+    return any(type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers)
 
 
 def _rope_types(config: Any) -> set[str]:

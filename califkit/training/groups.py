@@ -14,6 +14,7 @@ This is the only module that knows methods inside TRL's trainer, as of version 1
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +22,8 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 from trl import GRPOTrainer
 
-from califkit.models.passes import Row, Sharing, answer_log_probs, checked_head
+from califkit.models.engines import generate_together
+from califkit.models.passes import Row, Sharing, answer_log_probs, checked_head, replaced
 
 
 class GroupTrainer(GRPOTrainer):
@@ -45,6 +47,16 @@ class GroupTrainer(GRPOTrainer):
             return inputs
         self._buffered_inputs = in_whole_groups(self._buffered_inputs)
         return self._buffered_inputs[self._step % self.args.steps_per_generation]
+
+    def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
+        """Rollouts of the prompts, each run once where transformers draws in a plain model."""
+        if self.use_vllm or self.is_deepspeed_enabled or self.is_fsdp_enabled:
+            return super()._generate_single_turn(*args, **kwargs)
+        model = self.accelerator.unwrap_model(self.model)
+        together = partial(generate_together, model.generate, model)
+        # One autocast for all tokens casts the weights once.
+        with self.accelerator.autocast(), replaced(model, together, "generate"):
+            return super()._generate_single_turn(*args, **kwargs)
 
     def _get_per_token_logps_and_entropies(
         self,

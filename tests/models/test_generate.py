@@ -15,6 +15,7 @@ from califkit.models.engines import (
     EngineError,
     Response,
     TransformersEngine,
+    chat_texts,
     check_engine,
     load_engine,
     read_response,
@@ -64,6 +65,30 @@ def test_responses_to_short_and_long_prompts_do_not_mix(tiny):
     assert together[0] == together[2]
     for prompt, response in zip(PROMPTS, together, strict=False):
         assert tiny.generate([prompt], greedy, seed=1) == [response]
+
+
+def test_equal_prompts_are_run_through_the_model_once(tiny, monkeypatch):
+    """And the draws are those of a model that runs each of them."""
+    prompts = [PROMPTS[0], PROMPTS[1], *[PROMPTS[0]] * 3, PROMPTS[1]]
+    shapes = []
+    hook = tiny.model.register_forward_pre_hook(
+        lambda module, args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)),
+        with_kwargs=True,
+    )
+    try:
+        drawn = tiny.generate(prompts, PLAIN, seed=3)
+        longest = len(
+            tiny.tokenizer(chat_texts(tiny.tokenizer, PROMPTS[1:], False))["input_ids"][0]
+        )
+        assert shapes[:2] == [(2, longest - 1), (6, 1)]
+        shapes.clear()
+        tiny.generate(PROMPTS, PLAIN, seed=3)
+        assert shapes[0] == (2, longest), "nothing to share"
+    finally:
+        hook.remove()
+    monkeypatch.setattr(engines, "has_recurrent_layers", lambda model: True)
+    assert tiny.generate(prompts, PLAIN, seed=3) == drawn
+    assert drawn[0] != drawn[2], "each with draws of its own"
 
 
 def test_settings_of_the_model_are_not_mixed_in(tiny, monkeypatch):
