@@ -156,10 +156,13 @@ def test_training(training):
 
 
 @pytest.mark.parametrize(
-    "change", [{"lora": {"r": 4}}, {"beta": 0.0}], ids=["adapters", "no KL term"]
+    "change",
+    [{"lora": {"r": 4}}, {"beta": 0.0}, {"precision": "bfloat16"}],
+    ids=["adapters", "no KL term", "bfloat16"],
 )
 def test_training_otherwise(tmp_path, monkeypatch, change):
-    """The adapter, or the reference that the trainer does not hold, survives a kill too."""
+    """The adapter, or the reference that the trainer does not hold, survives a kill too; and what
+    is computed in another precision."""
     stages = Stages(tmp_path, monkeypatch, training={"steps": STEPS, **change})
     (stage,) = stages.params.settings.train_stages()
     command = ["-m", "califkit.cli.main", "train", "--profile"]

@@ -37,6 +37,7 @@ SETTINGS: dict[str, Any] = {
         "learning_rate": 1e-3,
         "micro_batch_size": 4,
         "gradient_checkpointing": False,
+        "precision": "float32",  # whatever is faster here
     },
     "evaluation": {"n_prompts": 6, "sampling": {"max_tokens": 8, "batch_size": 4}},
     "execution": {"save_every": 2},

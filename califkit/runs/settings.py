@@ -175,6 +175,12 @@ class TrainingSettings(Frozen):
     use_vllm: bool = False
     drop_degenerate: bool = False
     anchors_may_differ: bool = False
+    precision: Literal["float32", "bfloat16"] | None = None
+
+    @field_validator("precision", mode="before")
+    @classmethod
+    def _auto_is_none(cls, value: Any) -> Any:
+        return None if value == "auto" else value  # so that it leaves the hash of a run alone
 
     @model_validator(mode="after")
     def _consistent(self) -> TrainingSettings:

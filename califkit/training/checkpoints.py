@@ -10,6 +10,7 @@ import json
 import math
 import shutil
 from pathlib import Path
+from typing import Any
 
 from califkit.runs.folders import ROLLOUTS, StaleRunError
 from califkit.runs.settings import Execution
@@ -48,31 +49,37 @@ def step_of(checkpoint: Path | None) -> int:
     return int(checkpoint.name.rsplit("-", 1)[1]) if checkpoint else 0
 
 
+def begun(run: Path) -> dict[str, Any] | None:
+    """The `FACTS` that a training run was begun with, or None if it has to begin (again).
+
+    Parameters
+    ----------
+    run
+        Folder of an unfinished run.
+    """
+    checkpoints = run / CHECKPOINTS
+    if not any(is_whole(path) for path in checkpoints.glob("checkpoint-*")):
+        return None
+    return json.loads((checkpoints / FACTS).read_text(encoding="utf-8"))
+
+
 def check_processes(run: Path, processes: int) -> None:
     """Refuse to continue a training run with another number of processes than it was begun with.
 
     Each process draws its rollouts from a seed of its own, so the steps before and after would be
     those of two different runs.
 
-    Parameters
-    ----------
-    run
-        Folder of an unfinished run, with or without checkpoints.
-
     Raises
     ------
     StaleRunError
         Naming both numbers.
     """
-    checkpoints = run / CHECKPOINTS
-    if not any(is_whole(path) for path in checkpoints.glob("checkpoint-*")):
-        return  # it begins again
-    begun = json.loads((checkpoints / FACTS).read_text(encoding="utf-8"))["processes"]
-    if begun != processes:
+    facts = begun(run)
+    if facts is not None and facts["processes"] != processes:
         raise StaleRunError(
-            f"{run}: was begun with {begun} processes and cannot go on with {processes}, because "
-            f"rollouts depend on their number; set execution.processes = {begun} to continue, or "
-            "delete the folder to begin again"
+            f"{run}: was begun with {facts['processes']} processes and cannot go on with "
+            f"{processes}, because rollouts depend on their number; set execution.processes = "
+            f"{facts['processes']} to continue, or delete the folder to begin again"
         )
 
 

@@ -3,7 +3,8 @@
 Every default of ``GRPOConfig`` that matters is set here or in the params file; the resolved
 configuration goes into the manifest. Where TRL's defaults differ from the paper's training (section
 3): beta is 0.001 and not 0, the KL term is the plain low-variance estimator (no bias correction),
-and bfloat16 is switched off on a CPU. The trainer itself is that of `califkit.training.groups`.
+and bfloat16 is on where it is faster (`califkit.training.precision`). The trainer itself is that of
+`califkit.training.groups`.
 
 A killed run continues from its last checkpoint; log rows after that checkpoint are cut and computed
 again, so the final rows equal those of an unbroken run. Under torchrun (or `califkit.runs.machine`)
@@ -57,6 +58,7 @@ from califkit.training.checkpoints import (
 from califkit.training.checks import check_gpu
 from califkit.training.groups import GroupTrainer
 from califkit.training.log import TrainingLog
+from califkit.training.precision import training_precision
 from califkit.training.tau import fixed_tau, judge_settings
 
 _PROCESS_GROUP_TIMEOUT = 24 * 3600
@@ -73,6 +75,8 @@ def train(profile: str, stage: TrainStage, execution: Execution) -> Run:
     ------
     ParamsError
         If it is started in another number of processes than its settings were checked for.
+    StaleRunError
+        If it was begun in another precision.
     MissingRunError
         If the anchors are not there.
     StorageError
@@ -96,7 +100,8 @@ def train(profile: str, stage: TrainStage, execution: Execution) -> Run:
         )
     check_gpu(execution)
     peft_config = _lora_config(stage)
-    config = grpo_config(stage, execution, run.folder, processes)  # starts the process group
+    precision = training_precision(stage.training.precision, run.folder, processes)
+    config = grpo_config(stage, execution, run.folder, precision)  # starts the process group
     # Its own settings say that the anchors were drawn alike, or that they may differ.
     check_config(config, peft_config, bounds_temperature=config.temperature)
     group = config.distributed_state
@@ -128,7 +133,7 @@ def _lora_config(stage: TrainStage) -> LoraConfig | None:
 
 
 def grpo_config(
-    stage: TrainStage, execution: Execution, folder: Path, processes: int = 1
+    stage: TrainStage, execution: Execution, folder: Path, precision: str
 ) -> GRPOConfig:
     """The TRL configuration of a training stage in one of several processes.
 
@@ -144,7 +149,7 @@ def grpo_config(
         data_seed=stage.seed,
         max_steps=settings.steps,
         per_device_train_batch_size=settings.micro_batch_size,
-        gradient_accumulation_steps=rollouts // (settings.micro_batch_size * processes),
+        gradient_accumulation_steps=rollouts // (settings.micro_batch_size * execution.processes),
         num_generations=settings.rollouts_per_prompt,
         max_completion_length=settings.max_completion_tokens,
         temperature=settings.temperature,
@@ -173,9 +178,8 @@ def grpo_config(
         shuffle_dataset=True,
         remove_unused_columns=False,
         gradient_checkpointing=settings.gradient_checkpointing,
-        bf16=on_gpu,
+        bf16=precision == "bfloat16",
         use_cpu=not on_gpu,
-        # bfloat16 weights would swallow updates of this size; on a GPU autocast saves the time.
         model_init_kwargs={"dtype": "float32"},
         chat_template_kwargs={"enable_thinking": stage.anchors.thinking},
         use_vllm=settings.use_vllm,
@@ -270,6 +274,7 @@ def _train(
             "semantics": reward.semantics,
             "reference": reward.reference_kind,
             "prompts": str(trainer.sharing),
+            "precision": "bfloat16" if config.bf16 else "float32",
             **({"tau": asdict(tau)} if tau else {}),
             "anchor_self_test": difference,
             "device": trainer.model.device.type,
@@ -278,7 +283,8 @@ def _train(
             "trl_config": resolved_config(config, run.folder),
         }
         if config.distributed_state.is_main_process:
-            print(f"train {stage.name}: {trainer.sharing}", flush=True)
+            precision = facts["precision"]
+            print(f"train {stage.name}: {precision}; {trainer.sharing}", flush=True)
             write_json(run.folder / CHECKPOINTS / FACTS, facts)
 
     trainer.add_callback(_AtStart(before_the_first_step))

@@ -294,6 +294,7 @@ CHANGES = {
     "training.micro_batch_size": (16, TRAINED),
     "training.gradient_checkpointing": (False, TRAINED),
     "training.lora": ({"r": 8}, TRAINED),
+    "training.precision": ("float32", TRAINED),
     "training.use_vllm": (True, TRAINED),
     "training.drop_degenerate": (True, TRAINED),
     "evaluation.benchmark": ("rows.jsonl", RESPONSES),

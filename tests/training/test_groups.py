@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from trl import GRPOTrainer
 
 from califkit.models import passes
-from califkit.models.resolve import load_tokenizer
+from califkit.models.resolve import load_tokenizer, resolve
 from califkit.training.groups import GroupTrainer, in_whole_groups
 
 SMALL = {
@@ -100,7 +100,7 @@ def rollouts(tokenizer, lengths: list[list[int]]) -> dict[str, torch.Tensor]:
     }
 
 
-def loss_and_gradients(trainer, inputs) -> SimpleNamespace:
+def loss_and_gradients(trainer, inputs, spread: float = 0.02) -> SimpleNamespace:
     """Of one micro-batch, with the reference pass if there is a KL term."""
     trainer.current_gradient_accumulation_steps = 1
     inputs = dict(inputs)
@@ -110,7 +110,7 @@ def loss_and_gradients(trainer, inputs) -> SimpleNamespace:
         for name, parameter in model.named_parameters():  # a policy that has left its reference
             if parameter.requires_grad:
                 generator = torch.Generator().manual_seed(len(name))
-                parameter.add_(0.02 * torch.randn(parameter.shape, generator=generator))
+                parameter.add_(spread * torch.randn(parameter.shape, generator=generator))
     if trainer.beta:
         width = inputs["prompt_ids"].shape[1]
         ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
@@ -158,6 +158,19 @@ def test_loss_and_gradients_are_those_of_trl(
             kind, folders[name], tokenizer, tmp_path, beta=beta, peft_config=peft_config
         )
         found.append(loss_and_gradients(trainer, inputs))
+    assert_the_same(*found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("adapter", [False, True], ids=["all-weights", "lora"])
+def test_loss_and_gradients_of_smollm2(tokenizer, tmp_path, adapter):
+    inputs = rollouts(tokenizer, [[1, 9, 24, 12], [7, 7, 2, 1], [1, 1, 1, 1]])
+    found = []
+    for kind in (GroupTrainer, GRPOTrainer):
+        options = {"beta": 0.1, "peft_config": lora() if adapter else None}
+        folder = resolve("smollm2-135m-instruct")
+        trainer = trainer_of(kind, folder, tokenizer, tmp_path, **options)
+        found.append(loss_and_gradients(trainer, inputs, spread=0.001))
     assert_the_same(*found)
 
 

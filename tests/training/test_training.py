@@ -357,18 +357,20 @@ def test_a_region_method_takes_its_bounds_from_the_intervals(tmp_path, runs):
         assert (row["l0"], row["l1"]) == pytest.approx((l0[i], l1[i]))
 
 
-def configuration(folder: Path, processes: int = 1, **changes):
+def configuration(folder: Path, **changes):
     from califkit.training.grpo import grpo_config
 
     params = tiny_params(folder, methods=["calif"], **changes)
     (stage,) = params.settings.train_stages()
-    return grpo_config(stage, params.settings.execution, folder, processes)
+    return grpo_config(stage, params.settings.execution, folder, "float32")
 
 
 def test_processes_share_the_rollouts_of_a_step(tmp_path):
     """2 prompts x 4 rollouts in micro-batches of 2."""
     for processes, accumulation in ((1, 4), (2, 2)):
-        config = configuration(tmp_path, processes, training={"micro_batch_size": 2})
+        config = configuration(
+            tmp_path, training={"micro_batch_size": 2}, execution={"processes": processes}
+        )
         assert config.per_device_train_batch_size == 2
         assert config.gradient_accumulation_steps == accumulation
 
