@@ -67,9 +67,9 @@ def _sentences() -> Finding:
 
 def _language() -> Finding:
     def use() -> str:
-        from califkit.verifiers.text import detect_language
+        from califkit.verifiers.text import Text
 
-        found = detect_language("Heute ist ein schöner Tag, und wir gehen in den Garten.")
+        found = Text("Heute ist ein schöner Tag, und wir gehen in den Garten.").language
         if found != "de":
             raise RuntimeError(f"a German sentence is detected as {found!r}")
         return "works"

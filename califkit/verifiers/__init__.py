@@ -71,15 +71,10 @@ Semantics = Literal["published", "repaired"]
 
 @dataclass(frozen=True)
 class Constraint:
-    """A constraint id with its keyword arguments, validated when it is made.
+    """A registered id with its keyword arguments, validated when it is made.
 
-    Parameters
-    ----------
-    id : str
-        A registered id, such as ``"keywords:existence"``.
-    kwargs : mapping
-        Its arguments. None values are dropped; floats equal to integers are taken as integers;
-        the mapping itself is never changed. The stored dict is complete and normalised.
+    None values are dropped; floats equal to integers are taken as integers; the mapping that is
+    given is never changed.
 
     Raises
     ------
@@ -130,7 +125,7 @@ class _Analysis:
 
     def texts(self, mode: Mode) -> Iterator[Text]:
         """The non-blank texts of which one has to pass."""
-        if not self.raw.is_blank:
+        if self.raw.stripped:
             yield self.raw
         if mode == "loose":
             yield from self._cuts

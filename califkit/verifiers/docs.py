@@ -58,25 +58,18 @@ def markdown() -> str:
 
 
 def _cells(entry: Spec) -> list[str]:
+    example, contrast = entry.example, entry.contrast
     cells = [
         f"`{entry.id}`",
         _text(_template(entry)),
-        _example(entry.example.kwargs, entry.example.passes),
-        _example({}, entry.example.fails),
+        _example(example.kwargs, example.passes),
+        _example({}, example.fails),
     ]
-    if entry.contrast is None:
+    if contrast is None:
         return [*cells, "", "", "", ""]
-    contrast = entry.contrast
-    kwargs = {} if contrast.kwargs == entry.example.kwargs else contrast.kwargs
-    return [
-        *cells,
-        _text(entry.defect),
-        _text(entry.repair),
-        *(
-            "" if response is None else _example(kwargs, response)
-            for response in (contrast.lost, contrast.gained)
-        ),
-    ]
+    kwargs = {} if contrast.kwargs == example.kwargs else contrast.kwargs
+    shown = [_example(kwargs, r) if r is not None else "" for r in (contrast.lost, contrast.gained)]
+    return [*cells, _text(entry.defect), _text(entry.repair), *shown]
 
 
 def _template(entry: Spec) -> str:
@@ -88,7 +81,7 @@ def _template(entry: Spec) -> str:
 def _example(kwargs: Mapping[str, Any], response: str) -> str:
     """A response as code, behind its keyword arguments if there are any."""
     shown = _code(response)
-    return f"{_code(json.dumps(dict(kwargs), ensure_ascii=False))} {shown}" if kwargs else shown
+    return f"{_code(_json(kwargs))} {shown}" if kwargs else shown
 
 
 def _code(text: str) -> str:
@@ -115,49 +108,38 @@ def _row(cells: Iterable[str]) -> str:
 
 
 def describe(id: str) -> str:
-    """What there is to know of one id, as plain text.
-
-    Raises
-    ------
-    UnknownConstraintError
-        The id is not registered; near names are listed.
-    """
+    """What there is to know of one id, as plain text; UnknownConstraintError lists near names."""
     entry = spec(id)
-    lines = [entry.id, f"suite: {entry.suite}", f"instruction: {_template(entry)}"]
-    for name, param in entry.params.items():
-        lines.append(f"parameter {name}: {param.describe()}")
-    lines += _pair("example", entry.example.kwargs, entry.example.passes, entry.example.fails)
-    if entry.contrast is None:
-        return "\n".join(lines)
-    contrast = entry.contrast
-    lines += [f"published: {entry.defect}", f"repaired: {entry.repair}"]
-    if contrast.lost is not None:
-        lines.append(f"  passes published only: {_shown(contrast.lost)}")
-    if contrast.gained is not None:
-        lines.append(f"  passes repaired only: {_shown(contrast.gained)}")
-    if contrast.kwargs != entry.example.kwargs:
-        lines.append(f"  with: {json.dumps(dict(contrast.kwargs), ensure_ascii=False)}")
+    lines = [
+        entry.id,
+        f"suite: {entry.suite}",
+        f"instruction: {_template(entry)}",
+        *(f"parameter {name}: {param.describe()}" for name, param in entry.params.items()),
+        f"example: {_json(entry.example.kwargs)}",
+        f"  passes: {_json(entry.example.passes)}",
+        f"  fails:  {_json(entry.example.fails)}",
+    ]
+    if contrast := entry.contrast:
+        lines += [f"published: {entry.defect}", f"repaired: {entry.repair}"]
+        if contrast.lost is not None:
+            lines.append(f"  passes published only: {_json(contrast.lost)}")
+        if contrast.gained is not None:
+            lines.append(f"  passes repaired only: {_json(contrast.gained)}")
+        if contrast.kwargs != entry.example.kwargs:
+            lines.append(f"  with: {_json(contrast.kwargs)}")
     return "\n".join(lines)
 
 
-def _pair(name: str, kwargs: Mapping[str, Any], passes: str, fails: str) -> list[str]:
-    return [
-        f"{name}: {json.dumps(dict(kwargs), ensure_ascii=False)}",
-        f"  passes: {_shown(passes)}",
-        f"  fails:  {_shown(fails)}",
-    ]
-
-
-def _shown(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def listing() -> str:
     """All ids by suite; repaired ones are marked."""
     lines = []
     for suite in SUITES:
-        ids = suite_ids(suite)
-        lines.append(f"{suite} ({len(ids)}; * = the repaired verdict can differ)")
+        if ids := suite_ids(suite):
+            lines.append(f"{suite} ({len(ids)}; * = the repaired verdict can differ)")
         lines += [f"  {id}{' *' if REGISTRY[id].repaired else ''}" for id in ids]
     return "\n".join(lines)
 

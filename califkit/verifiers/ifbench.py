@@ -88,7 +88,7 @@ def _endings(text: Text, ignore: str = "") -> Counter[str]:
     example=Example({"min_words": 2, "max_words": 3}, "Just three words.", "One."),
 )
 def word_count_range(text: Text, min_words: Count, max_words: Count) -> bool:
-    return min_words <= text.n_words <= max_words
+    return min_words <= len(text.words) <= max_words
 
 
 @verifier(
@@ -251,7 +251,7 @@ def stop_words(text: Text, percentage: Percent) -> bool:
     if not text.words:
         return False
     n_stop_words = sum(map(_STOP_WORDS.__contains__, map(str.lower, text.words)))
-    return n_stop_words / text.n_words * 100 <= percentage
+    return n_stop_words / len(text.words) * 100 <= percentage
 
 
 @verifier(
@@ -484,7 +484,7 @@ def paragraph_last_first(text: Text) -> bool:
 )
 def keywords_specific_position(text: Text, keyword: str, n: Positive, m: Positive) -> bool:
     sentence = next(islice(text.iter_sentences(), n - 1, None), "")
-    words = [token for token in word_tokens(sentence) if _has_alnum(token)]
+    words = [token for token in word_tokens(sentence) if any(map(str.isalnum, token))]
     return len(words) >= m and words[m - 1].lower() == keyword.strip().lower()
 
 
@@ -514,10 +514,6 @@ def words_position(text: Text, keyword: AnyText) -> bool:
 def words_position_repaired(text: Text, keyword: str) -> bool:
     words = bare_words(text.lower)
     return len(words) > 1 and words[1] == bare(keyword.lower()) == words[-2]
-
-
-def _has_alnum(token: str) -> bool:
-    return any(map(str.isalnum, token))
 
 
 def _tagger_data() -> None:

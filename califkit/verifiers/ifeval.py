@@ -180,7 +180,7 @@ def count_filled(pieces: list[str]) -> int | None:
     ),
 )
 def number_words(text: Text, num_words: Count, relation: Relation) -> bool:
-    return compare(text.n_words, relation, num_words)
+    return compare(len(text.words), relation, num_words)
 
 
 FIRST_WORD_END = re.compile(r"""[.,?!'"]""")

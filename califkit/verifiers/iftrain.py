@@ -64,6 +64,10 @@ def letter_counting(text: Text, N: Positive, relation: str) -> bool:
     return relation in RELATIONS and compare(n_letters(text), relation, N)
 
 
+def n_letters(text: Text) -> int:
+    return sum(map(text.raw.count, string.ascii_letters))
+
+
 @repairs(
     letter_counting,
     "Takes `at most` as well; another relation is an error.",
@@ -72,14 +76,6 @@ def letter_counting(text: Text, N: Positive, relation: str) -> bool:
 )
 def letter_counting_at_most(text: Text, N: int, relation: str) -> bool:
     return n_letters(text) <= N if relation == "at most" else compare(n_letters(text), relation, N)
-
-
-def n_letters(text: Text) -> int:
-    """Number of ASCII letters."""
-    return len(text.raw) - len(text.raw.translate(WITHOUT_LETTERS))
-
-
-WITHOUT_LETTERS = str.maketrans("", "", string.ascii_letters)
 
 
 @verifier(
@@ -283,7 +279,7 @@ def palindrome_word(text: Text) -> bool:
 def keyword_specific_position(
     text: Text, keyword: str | list[str], n: Positive, m: Positive
 ) -> bool:
-    sentence = next(islice(text.iter_rule_sentences(), n - 1, None), "")
+    sentence = next(islice(iter_rule_sentences(text.raw), n - 1, None), "")
     tokens = word_tokens(sentence)
     return len(tokens) >= m and tokens[m - 1] == first_of(keyword)
 
@@ -414,7 +410,7 @@ def paragraphs2_blank_lines(text: Text) -> bool:
 )
 def first_word_sent(text: Text, first_word: str | list[str]) -> bool:
     word = first_of(first_word).lower()
-    return all(opens_with(sentence, word) for sentence in text.iter_rule_sentences())
+    return all(opens_with(sentence, word) for sentence in iter_rule_sentences(text.raw))
 
 
 def opens_with(sentence: str, word: str) -> bool:
@@ -440,7 +436,7 @@ def first_word_answer(text: Text, first_word: str) -> bool:
 )
 def last_word_sent(text: Text, last_word: str | list[str]) -> bool:
     word = first_of(last_word).lower()
-    return all(last_word_of(sentence) == word for sentence in text.iter_rule_sentences())
+    return all(last_word_of(sentence) == word for sentence in iter_rule_sentences(text.raw))
 
 
 def last_word_of(sentence: str) -> str:

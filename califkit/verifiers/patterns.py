@@ -71,21 +71,9 @@ def matches(
 ) -> Iterator[re.Match[str]]:
     """Non-overlapping matches in `text` of the pattern ``before + raw + after``.
 
-    Parameters
-    ----------
-    before, after : str
-        The checker's own parts of the pattern; they must be linear by themselves.
-    raw : str
-        The keyword argument, a pattern.
-    flags : int
-        ``re.IGNORECASE`` and ``re.MULTILINE`` are understood.
-
-    Raises
-    ------
-    re.error
-        The pattern is invalid.
-    PatternTimeout
-        It did not finish within half a second.
+    `raw` is the keyword argument; `before` and `after` are the checker's own parts and must be
+    linear by themselves. Of `flags`, ``re.IGNORECASE`` and ``re.MULTILINE`` are understood. Raises
+    `re.error` for an invalid pattern, `PatternTimeout` for one that takes over half a second.
     """
     if not _SPECIAL.search(raw) and fold(raw) not in text.folded:
         return iter(())  # a quick no to most plain words, before anything is compiled

@@ -9,7 +9,7 @@ constraint. Its signature says what the parameters are:
         example=Example({"num_words": 3, "relation": "less than"}, "two words", "now three words"),
     )
     def number_words(text: Text, num_words: Count, relation: Relation) -> bool:
-        return compare(text.n_words, relation, num_words)
+        return compare(len(text.words), relation, num_words)
 
 A checker never draws a parameter, never reads global state and may raise: the caller turns an
 exception into "not followed" with the reason.
@@ -52,19 +52,8 @@ class Param:
     Written as ``Annotated[int, Param(minimum=0)]``. A parameter with a default in the signature
     may be left out; upstream draws missing values at random, we never do.
 
-    Parameters
-    ----------
-    choices : tuple, optional
-        The accepted values.
-    minimum : int, optional
-        Smallest accepted number.
-    allow_empty : bool
-        Whether ``""`` and ``[]`` are accepted.
-    types : tuple of type
-        Filled in from the signature, as the next two are. ``int`` takes floats equal to integers,
-        ``float`` takes integers, ``list`` means a list of strings.
-    required, default
-        Whether the signature gives a default, and which.
+    `allow_empty`: whether ``""`` and ``[]`` are accepted. The last three are filled in from the
+    signature; ``int`` takes floats equal to integers, ``float`` integers, ``list`` strings only.
     """
 
     choices: tuple[Any, ...] | None = None
@@ -201,12 +190,8 @@ class Spec:
     def bind(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Validated keyword arguments with defaults filled in; `kwargs` itself is not changed.
 
-        None values are dropped, and nothing else: 0, False and "" are values.
-
-        Raises
-        ------
-        ConstraintError
-            Unknown or missing key, or a value of the wrong type or range.
+        None values are dropped, and nothing else: 0, False and "" are values. ConstraintError names
+        an unknown or missing key, or a value of the wrong type or range.
         """
         given = {key: value for key, value in kwargs.items() if value is not None}
         unknown = [key for key in given if key not in self.params]
@@ -272,17 +257,9 @@ def verifier(
         # A file that is imported under two names registers the same line twice.
         if id in REGISTRY and _place(checker) != _place(REGISTRY[id].checker):
             raise ConstraintError(f"{id}: this id is taken by {_place(REGISTRY[id].checker)}")
-        entry = Spec(
-            id=id,
-            suite=suite,
-            params={} if ignores_extra else _params(id, checker),
-            instruction=instruction,
-            checker=checker,
-            example=example,
-            defect=defect,
-            ignores_extra=ignores_extra,
-            needs=needs,
-        )
+        params = {} if ignores_extra else _params(id, checker)
+        options = {"defect": defect, "ignores_extra": ignores_extra, "needs": needs}
+        entry = Spec(id, suite, params, instruction, checker, example, **options)
         if suite == "own":
             _try(entry)
         REGISTRY[id] = entry
@@ -358,13 +335,7 @@ def suite_ids(suite: str) -> list[str]:
 
 
 def compare(count: float, relation: str, threshold: float) -> bool:
-    """Whether `count` is ``"less than"`` or ``"at least"`` `threshold`.
-
-    Raises
-    ------
-    ValueError
-        Another relation. (Upstream's "less than" is strict; the boundary counts as "at least".)
-    """
+    """Whether `count` is ``"less than"`` (strictly) or ``"at least"`` `threshold`."""
     if relation == "less than":
         return count < threshold
     if relation == "at least":

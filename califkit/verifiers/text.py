@@ -23,11 +23,10 @@ from collections.abc import Iterator
 from functools import cached_property
 from itertools import chain
 
-PUNCTUATION = string.punctuation
 # What may stand between the end mark of a sentence and its end.
 CLOSERS = "\"'”’)]}*_ "
-_PS = PUNCTUATION + " "
-_DEPUNCT = str.maketrans("", "", PUNCTUATION)
+_PS = string.punctuation + " "
+_DEPUNCT = str.maketrans("", "", string.punctuation)
 _WORD = re.compile(r"\w+")
 _DOTLESS = str.maketrans("İı", "ii")
 _ASCII_WORDS = "".join(c if _WORD.match(c) else " " for c in map(chr, range(128)))
@@ -35,17 +34,15 @@ _BARE = re.compile(r"[^\W_](?:.*[^\W_])?", re.DOTALL)
 
 
 def ps_strip(s: str) -> str:
-    """Strip ASCII punctuation and the plain space (no tab, no newline) from both ends."""
+    """Strip ASCII punctuation and the plain space (no tab, no newline); below, one end only."""
     return s.strip(_PS)
 
 
 def lps_strip(s: str) -> str:
-    """`ps_strip`, left end only."""
     return s.lstrip(_PS)
 
 
 def rps_strip(s: str) -> str:
-    """`ps_strip`, right end only."""
     return s.rstrip(_PS)
 
 
@@ -88,13 +85,6 @@ def word_tokens(s: str) -> list[str]:
     return [t for sentence in english.sentences(s) for t in english.sentence_tokens(sentence)]
 
 
-def detect_language(s: str) -> str | None:
-    """Language code of `s`, or None when detection has nothing to go by (no letters)."""
-    from califkit.verifiers import language
-
-    return language.detect(s)
-
-
 # --- rule-based sentences --------------------------------------------------------------------
 # Source: constraint ids of the training suite (open-instruct, IFEvalG). Upstream works on marks
 # written into the text, so a response that contains the marks is affected; kept for exactness.
@@ -118,7 +108,7 @@ _LATE_LETTER = re.compile(r" ([A-Za-z])\.")
 
 
 def _protect_dots(s: str) -> str:
-    """Replace dots that end no sentence by a mark, and add the stops that need no dot."""
+    """Marks for dots that end no sentence, and the stops that need no dot."""
     s = _TITLE.sub(rf"\1{_DOT}", s)
     s = _SITE.sub(rf"{_DOT}\1", s)
     s = _DECIMAL.sub(rf"\1{_DOT}\2", s)
@@ -151,7 +141,7 @@ _PLAIN_END = re.compile(r"\.(?<=[a-z][a-z][a-z]\.)(?= )")
 
 
 def iter_rule_sentences(s: str) -> Iterator[str]:
-    """`rule_sentences` one by one, for a check that may be decided by the first ones."""
+    """`rule_sentences` one by one."""
     s = " " + s.replace("\n", " ") + "  "
     start = 0
     for plain_end in _PLAIN_END.finditer(s):
@@ -178,40 +168,25 @@ def rule_sentences(s: str) -> list[str]:
 
 
 class Text:
-    """One variant of a response with its analyses, each computed on first use and kept.
-
-    Parameters
-    ----------
-    raw : str
-        The response (or loose variant) exactly as it is to be judged.
-    """
+    """One variant of a response, `raw`, with its analyses, each computed on first use and kept."""
 
     def __init__(self, raw: str) -> None:
         self.raw = raw
 
     @cached_property
     def lower(self) -> str:
-        """``str.lower`` of the text (not casefold)."""
         return self.raw.lower()
 
     @cached_property
     def stripped(self) -> str:
-        """The text without outer Unicode whitespace."""
         return self.raw.strip()
-
-    @property
-    def is_blank(self) -> bool:
-        """True when nothing but whitespace is there."""
-        return not self.stripped
 
     @cached_property
     def depunct(self) -> str:
-        """The text with every ASCII punctuation character deleted."""
         return depunct(self.raw)
 
     @cached_property
     def ws_tokens(self) -> list[str]:
-        """Pieces between runs of Unicode whitespace (``str.split()``)."""
         return self.raw.split()
 
     @cached_property
@@ -223,7 +198,6 @@ class Text:
 
     @cached_property
     def folded(self) -> str:
-        """The text folded (see `fold`)."""
         return fold(self.raw)
 
     @cached_property
@@ -231,23 +205,18 @@ class Text:
         """The distinct `words`, each by its folded form."""
         return {fold(word): word for word in self.words}
 
-    @property
-    def n_words(self) -> int:
-        """Number of `words`."""
-        return len(self.words)
-
     @cached_property
     def lines(self) -> list[str]:
         """Lines, split at ``\\n`` only."""
         return self.raw.split("\n")
 
+    # What is split one by one is for checks that may be decided by the first pieces.
     @cached_property
     def sentences(self) -> list[str]:
         """Punkt sentences."""
         return punkt_sentences(self.raw)
 
     def iter_sentences(self) -> Iterator[str]:
-        """`sentences` one by one, for a check that may be decided by the first ones."""
         from califkit.verifiers import english
 
         return iter(self.__dict__.get("sentences") or english.sentences(self.raw))
@@ -258,7 +227,6 @@ class Text:
         return list(self.iter_tokens())
 
     def iter_tokens(self) -> Iterator[str]:
-        """`tokens` one by one, for a check that may be decided by the first ones."""
         from califkit.verifiers import english
 
         if "tokens" in self.__dict__:
@@ -274,26 +242,16 @@ class Text:
         outer = self.sentences[:n] + self.sentences[-n:]
         return [token for sentence in outer for token in english.sentence_tokens(sentence)]
 
-    def sentence_tokens(self, i: int) -> list[str]:
-        """Word tokens of Punkt sentence `i` (0-based).
-
-        The sentence is tokenised as a text of its own, as ``nltk.word_tokenize(sentence)`` does.
-        """
-        return word_tokens(self.sentences[i])
-
     @cached_property
     def rule_sentences(self) -> list[str]:
-        """Sentences by `rule_sentences`."""
         return rule_sentences(self.raw)
-
-    def iter_rule_sentences(self) -> Iterator[str]:
-        """`rule_sentences` one by one, for a check that may be decided by the first ones."""
-        return iter_rule_sentences(self.raw)
 
     @cached_property
     def language(self) -> str | None:
-        """Detected language code, None when detection has nothing to go by."""
-        return detect_language(self.raw)
+        """Detected language code, None when detection has nothing to go by (no letters)."""
+        from califkit.verifiers import language
+
+        return language.detect(self.raw)
 
 
 def loose_variants(response: str) -> list[str]:

@@ -106,3 +106,4 @@ def test_an_unknown_id_lists_near_ones():
 def test_listing_names_every_id_once():
     ids = [line.split()[0] for line in listing().splitlines() if line.startswith("  ")]
     assert sorted(ids) == sorted(REGISTRY)
+    assert "own" not in listing()  # where nothing of one's own is registered
