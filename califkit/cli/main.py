@@ -17,6 +17,7 @@ import yaml
 
 from califkit import CalifkitError
 from califkit.cli import audit, score, verify
+from califkit.cli.tables import show_table
 from califkit.runs.params import Params, load_params
 from califkit.runs.text import one_line
 
@@ -130,8 +131,7 @@ def anchors_report(
     health = health_report(table, instances, read_probe(run, instances))
     tables = {"health": health.summary} | health.details
     for name, detail in tables.items():
-        text = detail.to_string(index=False, float_format="{:.3f}".format, na_rep="")
-        typer.echo(f"{name}\n{text if len(detail) else 'none'}\n")
+        show_table(detail, name if len(detail) else f"{name}: none", digits=3)
         if out is not None:
             out.mkdir(parents=True, exist_ok=True)
             for path in write_table(out, f"anchors_{name}", detail):
@@ -181,7 +181,7 @@ def evaluate(profile: Profile = "cpu", override: Override = []) -> None:  # noqa
     runs = _compute(params, [*scores, *identified], show=False)
     scored = runs[: len(scores)]
     table = summary_table(metrics_by_run(scored, identification_runs=runs[len(scores) :]))
-    typer.echo(table.to_string(index=False, float_format=lambda value: f"{value:.3f}"))
+    show_table(table, digits=3)
 
 
 @app.command()
@@ -223,8 +223,7 @@ def judge(
     tables = [quality_by_run(runs[: len(grades)]), pair_table(runs[len(grades) :])]
     for table in tables:
         if len(table):
-            text = table.to_string(index=False, float_format="{:.3f}".format, na_rep="")
-            typer.echo(f"\n{text}")
+            show_table(table, digits=3)
 
 
 @app.command()

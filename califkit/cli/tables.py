@@ -36,8 +36,8 @@ def show_table(
     rows = rows.to_dict("records") if hasattr(rows, "to_dict") else list(rows)
     to_people = sys.stdout.isatty()
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for i, name in enumerate(rows[0] if rows else ()):
-        justify = "right" if i else "left"
+    for name in rows[0] if rows else ():
+        justify = "left" if any(isinstance(row[name], str) for row in rows) else "right"
         table.add_column(str(name), justify=justify, overflow="fold", no_wrap=not to_people)
     for row in rows:
         table.add_row(*(_cell(value, digits) for value in row.values()))

@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from califkit.exhibits.plots.look import THEME
+from califkit.exhibits.plots.shared import THEME
 from califkit.exhibits.summary import NO_JUDGE, judges, response_table
 from califkit.runs import dispatch
 from califkit.runs.folders import Run

@@ -1,4 +1,4 @@
-"""Training curves that follow a running job, in one notebook output that is redrawn in place."""
+"""Training curves that follow a running job, in notebook outputs that are redrawn in place."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
 
 from califkit.exhibits.plots.training import training_curves, zone_shares
 from califkit.exhibits.training import smoothed, training_table
@@ -25,7 +26,7 @@ class LiveTraining:
         runs = exhibit.runs(stages, on_tick=LiveTraining(exhibit.profile, stages))
 
     Each call looks at the logs. If they have grown, the curves and zone shares of the steps so far
-    replace the ones shown before, in the same output. The first call that finds a step shows it.
+    replace the ones shown before, in the same outputs. The first call that finds a step shows it.
 
     Parameters
     ----------
@@ -41,7 +42,7 @@ class LiveTraining:
         self.window = window
         self._seen: list[int] = []
         self._next = 0.0
-        self._display: Any = None
+        self._displays: list[Any] = []
 
     def __call__(self) -> None:
         runs = [open_run(self.profile, stage) for stage in self.stages]
@@ -53,24 +54,25 @@ class LiveTraining:
         if not with_steps:
             return
         begin = time.monotonic()
-        self._show(self.picture(with_steps))
+        self._show(self.pictures(with_steps))
         self._seen = sizes
         end = time.monotonic()
         self._next = end + (end - begin) / _SHARE
 
-    def picture(self, runs: Sequence[Run]) -> bytes:
-        """The figure as PNG: training curves, and below them the share of rollouts in each zone."""
+    def pictures(self, runs: Sequence[Run]) -> list[bytes]:
+        """Training curves and the share of rollouts in each zone, as PNG."""
         steps = training_table(runs)
         drawn = (training_curves(steps, smoothed(steps, self.window)), zone_shares(steps))
-        return _stacked([axes[0].figure for axes in drawn])
+        return [_png(axes[0].figure) for axes in drawn]
 
-    def _show(self, png: bytes) -> None:
+    def _show(self, pictures: Sequence[bytes]) -> None:
         from IPython.display import Image, display
 
-        if self._display is None:
-            self._display = display(Image(png), display_id=True)
+        if not self._displays:
+            self._displays = [display(Image(png), display_id=True) for png in pictures]
         else:
-            self._display.update(Image(png))
+            for shown, png in zip(self._displays, pictures, strict=True):
+                shown.update(Image(png))
 
 
 def _size(run: Run) -> int:
@@ -78,20 +80,9 @@ def _size(run: Run) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def _stacked(figures: Sequence[Any]) -> bytes:
-    """Figures one below the other in one image. They are closed, or a notebook would show each of
-    them once more at the end of its cell."""
-    from matplotlib import pyplot as plt
-
-    pictures = []
-    for figure in figures:
-        figure.canvas.draw()
-        pictures.append(np.asarray(figure.canvas.buffer_rgba())[..., :3].copy())
-        plt.close(figure)
-    width = max(picture.shape[1] for picture in pictures)
-    white = [
-        np.pad(p, ((0, 0), (0, width - p.shape[1]), (0, 0)), constant_values=255) for p in pictures
-    ]
+def _png(figure: Figure) -> bytes:
+    """A figure as an image. It is closed, or a notebook would show it twice."""
     buffer = io.BytesIO()
-    plt.imsave(buffer, np.concatenate(white), format="png")
+    figure.savefig(buffer, format="png")
+    plt.close(figure)
     return buffer.getvalue()

@@ -4,17 +4,17 @@
 ``resources/paper.csv`` holds one printed number a row, named by configuration, method and metric
 (the names of `califkit.exhibits.summary.METRICS`), with its standard deviation, its printed
 difference from the base row and the exhibits it appears in. A number that the paper does not print
-has no row, and every accessor answers None or NaN for it. Figures whose points are only drawn in
+has no row, and every function answers None or NaN for it. Figures whose points are only drawn in
 the paper are not measured off the picture.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
+import numpy as np
 import pandas as pd
 
 from califkit.exhibits.methods import label
@@ -78,6 +78,8 @@ ALPHA = 0.1
 ANCHORS = {"temperature": 1.0, "draws": 1, "max_tokens": 2048}
 """How l0 and l1 are drawn (the token limit is taken to be that of the rollouts)."""
 
+_KEY = ["configuration", "method", "metric"]
+
 NOT_PRINTED = "not printed in the paper"
 
 LEADING_TYPE = "words"
@@ -92,42 +94,16 @@ QUERIES = {
 """The prompts of Tables 6 to 8 (Qwen3-1.7B), in our words."""
 
 
-@dataclass(frozen=True)
-class Printed:
-    """A number as printed: its sample standard deviation over three runs and its difference from
-    the base row, each None where the paper gives none; and the exhibits that show it."""
-
-    value: float
-    std: float | None
-    delta: float | None
-    exhibits: tuple[str, ...]
-
-
-def printed(configuration: str, method: str, metric: str) -> Printed | None:
-    """A printed number, or None if the paper prints none.
-
-    Raises
-    ------
-    KeyError
-        For a configuration, method or metric that the paper does not have, so that a misspelt
-        name is not taken for a number that is not printed.
-    """
-    for name, known in ((configuration, CONFIGURATIONS), (method, METHODS), (metric, METRICS)):
-        if name not in known:
-            raise KeyError(f"{name!r} is not one of {', '.join(known)}")
-    return _numbers().get((configuration, method, metric))
-
-
 def value(configuration: str, method: str, metric: str) -> float | None:
-    """The value alone; see `printed`.
+    """A printed number, or None if the paper prints none; a name that it does not have is an error.
 
     >>> value("qwen3-1.7b", "if_rlvr", "loglik")
     -5.91
     >>> value("qwen3-4b", "base", "loglik") is None
     True
     """
-    number = printed(configuration, method, metric)
-    return None if number is None else number.value
+    number = table([configuration], [method], [metric])["value"].item()
+    return None if pd.isna(number) else number
 
 
 def table(
@@ -135,35 +111,37 @@ def table(
 ) -> pd.DataFrame:
     """A row for every combination, in the order given, printed or not.
 
-    Columns: ``configuration``, ``method``, ``metric``, ``value``, ``std``, ``delta`` (NaN where the
-    paper prints none) and ``note``, which says so.
+    Columns: ``configuration``, ``method``, ``metric``; ``value``, its sample standard deviation
+    ``std`` over three runs and its difference ``delta`` from the base row as printed (each NaN
+    where the paper prints none); ``note``, which says so.
+
+    Raises
+    ------
+    KeyError
+        For a configuration, method or metric that the paper does not have, so that a misspelt
+        name is not taken for a number that is not printed.
     """
-    rows = []
-    for configuration in configurations:
-        for method in methods:
-            for metric in metrics:
-                number = printed(configuration, method, metric)
-                rows.append(
-                    {
-                        "configuration": configuration,
-                        "method": method,
-                        "metric": metric,
-                        "value": None if number is None else number.value,
-                        "std": None if number is None else number.std,
-                        "delta": None if number is None else number.delta,
-                        "note": NOT_PRINTED if number is None else "",
-                    }
-                )
-    return pd.DataFrame(rows).astype({"value": float, "std": float, "delta": float})
+    asked = ((configurations, CONFIGURATIONS), (methods, METHODS), (metrics, METRICS))
+    for names, known in asked:
+        if unknown := set(names) - set(known):
+            raise KeyError(f"{', '.join(sorted(unknown))!r} is not one of {', '.join(known)}")
+    wanted = pd.MultiIndex.from_product([configurations, methods, metrics], names=_KEY)
+    return _noted(_numbers().reindex(wanted))
 
 
 def exhibit(name: str) -> pd.DataFrame:
     """All numbers of one exhibit (``fig5``, ``table1``, ...), as `table` gives them."""
-    keys = [key for key, number in _numbers().items() if name in number.exhibits]
-    if not keys:
-        known = sorted({e for number in _numbers().values() for e in number.exhibits})
+    numbers = _numbers()
+    rows = numbers[[name in exhibits.split() for exhibits in numbers["exhibits"]]]
+    if rows.empty:
+        known = sorted(set(" ".join(numbers["exhibits"]).split()))
         raise KeyError(f"no numbers of {name!r} are entered; there are {', '.join(known)}")
-    return pd.concat([table([c], [m], [k]) for c, m, k in keys], ignore_index=True)
+    return _noted(rows)
+
+
+def _noted(rows: pd.DataFrame) -> pd.DataFrame:
+    note = np.where(rows["value"].isna(), NOT_PRINTED, "")
+    return rows.drop(columns="exhibits").assign(note=note).reset_index()
 
 
 def transitions() -> pd.DataFrame:
@@ -202,14 +180,5 @@ def _resource(name: str) -> pd.DataFrame:
 
 
 @cache
-def _numbers() -> dict[tuple[str, str, str], Printed]:
-    numbers = {}
-    for row in _resource("paper.csv").itertuples():
-        numbers[row.configuration, row.method, row.metric] = Printed(
-            float(row.value), _or_none(row.std), _or_none(row.delta), tuple(row.exhibits.split())
-        )
-    return numbers
-
-
-def _or_none(number: float) -> float | None:
-    return None if pd.isna(number) else float(number)
+def _numbers() -> pd.DataFrame:
+    return _resource("paper.csv").set_index(_KEY)

@@ -151,31 +151,26 @@ def beside_paper(
 ) -> pd.DataFrame:
     """A `rubric_table` with a column ``paper: <configuration>`` for each configuration of the
     paper's Table 1 (NaN where it prints no number)."""
-    columns = {
-        f"paper: {paper.CONFIGURATIONS[name]}": [
-            paper.value(name, row.method, row.metric) if row.method in paper.METHODS else None
-            for row in table.itertuples()
-        ]
-        for name in configurations
-    }
-    return table.assign(**columns).astype(dict.fromkeys(columns, float))
+    key = ["method", "metric"]
+    for name in configurations:
+        printed = paper.table([name], paper.METHODS, list(paper.RUBRIC_METRICS))
+        column = printed.set_index(key)["value"].rename(f"paper: {paper.CONFIGURATIONS[name]}")
+        table = table.join(column, on=key)
+    return table
 
 
 def printed_table() -> pd.DataFrame:
     """The paper's Table 1 in its own shape: a row a configuration and method, mean ± std."""
     numbers = paper.exhibit("table1")
-    cells = [f"{row.value:.2f} ± {row.std:.2f}" for row in numbers.itertuples()]
-    wide = numbers.assign(cell=cells).pivot_table(
-        index=["configuration", "method"],
-        columns="metric",
-        values="cell",
-        aggfunc="first",
-        sort=False,
+    cells = numbers["value"].map("{:.2f}".format) + numbers["std"].map(" ± {:.2f}".format)
+    named = numbers.assign(
+        cell=cells,
+        configuration=numbers["configuration"].map(paper.CONFIGURATIONS),
+        method=numbers["method"].map(label),
+        metric=numbers["metric"].map(paper.RUBRIC_METRICS),
     )
-    wide = wide[list(paper.RUBRIC_METRICS)].rename(columns=paper.RUBRIC_METRICS)
-    names = [(paper.CONFIGURATIONS[c], label(m)) for c, m in wide.index]
-    wide.index = pd.MultiIndex.from_tuples(names, names=wide.index.names)
-    return wide.rename_axis(columns=None)
+    wide = named.set_index(["configuration", "method", "metric"])["cell"].unstack(sort=False)
+    return wide[list(paper.RUBRIC_METRICS.values())].rename_axis(columns=None)
 
 
 def cells_above(cells: pd.DataFrame) -> pd.DataFrame:

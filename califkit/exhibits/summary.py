@@ -265,13 +265,12 @@ def against_paper(summary: pd.DataFrame, configuration: str = "qwen3-1.7b") -> p
 
 
 def _paper_difference(configuration: str, first: str, second: str, metric: str) -> float:
+    """As printed where the paper prints a difference; NaN without numbers."""
     if metric not in paper.METRICS:
         return float("nan")
-    a, b = (paper.printed(configuration, method, metric) for method in (first, second))
-    if a is None or b is None:
-        return float("nan")
-    printed = a.delta if second == "base" else None
-    return a.value - b.value if printed is None else printed
+    a, b = paper.table([configuration], [first, second], [metric]).to_dict("records")
+    difference = a["value"] - b["value"]
+    return difference if second != "base" or np.isnan(a["delta"]) else a["delta"]
 
 
 def _direction(difference: float, spread: float, there: float) -> str:

@@ -183,7 +183,7 @@ def test_a_shard_is_computed_and_the_last_one_completes_the_run(califkit, place)
     assert "reversed bounds (l0 > l1), share" in out
     assert "not measured, because one draw a side" in out
     written = {p.name for p in (place / "health").iterdir()}
-    names = ("health", "length_ratio", "n_constraints", "length", "family", "missing")
+    names = ("health", "length_ratio", "n_constraints", "length", "type", "missing")
     assert written == {f"anchors_{name}.{end}" for name in names for end in ("csv", "md")}
     text = (place / "health" / "anchors_health.md").read_text()
     assert text.startswith("| finding | what | value | n | comment |")
@@ -193,7 +193,7 @@ def test_a_shard_is_computed_and_the_last_one_completes_the_run(califkit, place)
     assert "probe of 2 prompts" in out
     assert error.startswith("WARNING: below 2 the region is too narrow"), "random answers are alike"
     again = califkit("anchors", "report", "--profile", path)[1]
-    assert again == out[out.index("health\n") :], "later reports use it"
+    assert again == out[out.index("\nhealth\n") :], "later reports use it"
     error = califkit("anchors", "report", "--profile", path, "--probe", "3")[2]
     assert "a probe takes 1 to 2 prompts here, not 3" in error
 

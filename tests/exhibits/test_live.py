@@ -1,4 +1,4 @@
-"""The live view: one output, redrawn in place when a log has grown."""
+"""The live view: an output a picture, redrawn in place when a log has grown."""
 
 import io
 import json
@@ -75,41 +75,40 @@ def append(run, text: str) -> None:
         file.write(text)
 
 
-def test_one_output_is_redrawn_when_a_log_has_grown(runs, view, screen):
+def test_the_outputs_are_redrawn_when_a_log_has_grown(runs, view, screen):
     view()
     assert screen.outputs == []  # nothing to show yet
     append(runs[0], json.dumps(log_row(1)) + "\n")
     view()
     view()
     view()
-    assert (len(screen.outputs), screen.drawn) == (1, 1)
-    first = screen.outputs[0].data
+    assert (len(screen.outputs), screen.drawn) == (2, 2)
+    first = [output.data for output in screen.outputs]
     append(runs[0], json.dumps(log_row(2)) + "\n")
     append(runs[1], json.dumps(log_row(1)) + "\n")
     view()
-    assert (len(screen.outputs), screen.drawn) == (1, 2)
-    assert screen.outputs[0].data != first
+    assert (len(screen.outputs), screen.drawn) == (2, 4)
+    assert all(now.data != before for now, before in zip(screen.outputs, first, strict=True))
 
 
 def test_a_row_that_is_being_written_is_left_for_later(runs, view, screen):
     first, second = (json.dumps(log_row(step)) + "\n" for step in (1, 2))
     append(runs[0], first + second[:20])
     view()
-    assert screen.drawn == 1
+    assert screen.drawn == 2
     append(runs[0], second[20:])
     view()
-    assert screen.drawn == 2
+    assert screen.drawn == 4
 
 
-def test_the_picture_holds_curves_and_zones(runs, view, screen):
+def test_the_pictures_hold_curves_and_zones(runs, view, screen):
     append(runs[0], json.dumps(log_row(1)) + "\n" + json.dumps(log_row(2)) + "\n")
     view()
     steps = training_table(runs[:1])
     figures = [training_curves(steps, steps), zone_shares(steps)]
-    (w1, h1), (w2, h2) = (axes[0].figure.bbox.size for axes in figures)
-    height, width = plt.imread(io.BytesIO(screen.outputs[0].data)).shape[:2]
-    assert height == pytest.approx(h1 + h2, abs=2)
-    assert width == pytest.approx(max(w1, w2), abs=2)
+    for output, axes in zip(screen.outputs, figures, strict=True):
+        height, width = plt.imread(io.BytesIO(output.data)).shape[:2]
+        assert (width, height) == pytest.approx(tuple(axes[0].figure.bbox.size), abs=2)
     plt.close("all")
 
 
@@ -127,12 +126,12 @@ def test_drawing_takes_a_small_share_of_the_time_but_the_end_is_shown(
     for step in (1, 2, 3):
         append(runs[0], json.dumps(log_row(step)) + "\n")
         view()
-    assert screen.drawn == 1
+    assert screen.drawn == 2
     append(runs[1], json.dumps(log_row(1)) + "\n")
     for run in runs:
         write_json(run.folder / MANIFEST, {})
     view()
-    assert screen.drawn == 2
+    assert screen.drawn == 4
 
 
 def test_a_run_that_begins_again_is_followed(runs, view, screen):
@@ -141,4 +140,4 @@ def test_a_run_that_begins_again_is_followed(runs, view, screen):
     view()
     (runs[0].folder / LOG).write_text(json.dumps(log_row(1)) + "\n")
     view()
-    assert (len(screen.outputs), screen.drawn) == (1, 2)
+    assert (len(screen.outputs), screen.drawn) == (2, 4)

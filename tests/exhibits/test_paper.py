@@ -38,8 +38,9 @@ def test_known_numbers():
         -1.42,
     ]
     assert paper.value("average", "calif", "prompt_level_loose_acc") == 34.64
-    number = paper.printed("qwen3-4b-thinking", "calif", "prompt_level_loose_acc")
-    assert (number.value, number.std, number.delta) == (43.33, 0.88, None)
+    number = paper.table(["qwen3-4b-thinking"], ["calif"], ["prompt_level_loose_acc"]).iloc[0]
+    assert (number["value"], number["std"]) == (43.33, 0.88)
+    assert np.isnan(number["delta"])
 
 
 def test_what_is_not_printed_is_none_and_a_misspelt_name_is_an_error():
@@ -183,7 +184,8 @@ def test_deviations_distinct_2_and_conditions_are_those_of_the_paper(reference):
     for configuration in ("qwen3-4b-thinking", "tulu3-8b-dpo"):
         for metric in ("prompt_level_loose_acc", "response_quality"):
             cell = there[configuration]["calif"][f"ifbench_{METRIC_THERE[metric]}"]
-            assert paper.printed(configuration, "calif", metric).std == cell["std"]
+            number = paper.table([configuration], ["calif"], [metric])
+            assert number["std"].item() == cell["std"]
     text = {row["id"]: row["value"] for row in reference["text_values"]}
     for method in ("base", "calif", "direct_bonus"):
         name = METHOD_THERE.get(method, method)

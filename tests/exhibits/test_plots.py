@@ -18,7 +18,6 @@ from califkit.exhibits.exhibit import Exhibit
 from califkit.exhibits.methods import LOOKS, MAIN, look
 from califkit.exhibits.pairs import pairs_beside_paper, transitions_beside_paper
 from califkit.exhibits.plots.anchors import anchor_bounds, anchor_health, likelihood_axis, region
-from califkit.exhibits.plots.look import THEME
 from califkit.exhibits.plots.results import (
     id_shares,
     likelihood_bars,
@@ -26,6 +25,7 @@ from califkit.exhibits.plots.results import (
     pair_outcomes,
     transition_changes,
 )
+from califkit.exhibits.plots.shared import THEME
 from califkit.exhibits.plots.training import training_curves, zone_shares
 from califkit.exhibits.summary import NO_JUDGE, beside_paper
 from califkit.rewards.rules import calif_reward

@@ -11,8 +11,8 @@ import pytest
 from matplotlib.colors import to_rgb
 
 from califkit.exhibits.methods import look
-from califkit.exhibits.plots.look import THEME
 from califkit.exhibits.plots.results import constraint_types
+from califkit.exhibits.plots.shared import THEME
 from califkit.exhibits.summary import NO_JUDGE
 
 METHODS = ("base", "if_rlvr", "calif")

@@ -8,15 +8,7 @@ import seaborn as sns
 from matplotlib.axes import Axes
 
 from califkit.exhibits.methods import look
-from califkit.exhibits.plots.look import (
-    LOGLIK,
-    ZONE_COLOURS,
-    ZONE_LABELS,
-    legend,
-    panels,
-    patches,
-    point_handle,
-)
+from califkit.exhibits.plots import shared
 
 _BLUE = look("calif").colour
 _SIDES = {"constrained": "#D55E00", "natural": "#0072B2"}
@@ -25,19 +17,11 @@ _SIDES = {"constrained": "#D55E00", "natural": "#0072B2"}
 def region(curves: pd.DataFrame) -> np.ndarray:
     """Fig. 4: the CaLIF reward over l, a panel each for usual and reversed bounds.
 
-    Parameters
-    ----------
-    curves
-        Rows on a grid of l that contains the bounds: ``l0``, ``l1`` (they name the panel),
-        ``r_ver``, ``l``, ``reward``.
-
-    Returns
-    -------
-    numpy.ndarray
-        The Axes, in order of first appearance of the bounds.
+    ``curves``: rows on a grid of l that contains the bounds: ``l0``, ``l1`` (they name the panel),
+    ``r_ver``, ``l``, ``reward``. The Axes come in order of first appearance of the bounds.
     """
     cases = list(curves.groupby(["l0", "l1"], sort=False))
-    axes = panels(len(cases), (5.2 * len(cases), 3.9), sharey=True)
+    axes = shared.panels(len(cases), (5.2 * len(cases), 3.9), sharey=True)
     for ax, ((l0, l1), case) in zip(axes, cases, strict=True):
         # Where the lines coincide, a thinner one lies on a thicker one and all stay visible.
         levels = sorted(case["r_ver"].unique(), reverse=True)
@@ -50,7 +34,7 @@ def region(curves: pd.DataFrame) -> np.ndarray:
             start = (curve["l"].iloc[0], curve["reward"].iloc[0])
             ax.annotate(f"$r_{{ver}}$ = {r_ver:g}", start, (4, 6), textcoords="offset points")
         _shade_zones(ax, (case["l"].min(), case["l"].max()), l0, l1, names=True)
-        ax.set(xlabel=f"l, {LOGLIK}", ylim=(-0.04, 1.42), yticks=[0, 0.5, 1])
+        ax.set(xlabel=f"l, {shared.LOGLIK}", ylim=(-0.04, 1.42), yticks=[0, 0.5, 1])
         order = (
             "usual bounds: l0 = {:g} ≤ l1 = {:g}" if l0 <= l1 else "reversed: l0 = {:g} > l1 = {:g}"
         )
@@ -70,7 +54,7 @@ def _shade_zones(ax: Axes, ends: tuple[float, float], l0: float, l1: float, name
         words = {"reversed": "no bonus anywhere", "above": "inflation\nrisk"}
     top = ax.get_xaxis_transform()
     for zone, (start, end) in spans.items():
-        ax.axvspan(start, end, color=ZONE_COLOURS[zone], alpha=0.16, lw=0)
+        ax.axvspan(start, end, color=shared.ZONE_COLOURS[zone], alpha=0.16, lw=0)
         if names:
             ax.text((start + end) / 2, 0.97, words[zone], transform=top, ha="center", va="top")
     height = 0.83 if names else 1.0
@@ -86,7 +70,7 @@ def likelihood_axis(points: pd.DataFrame, l0: float, l1: float) -> Axes:
     ``points``: a row an answer, from top to bottom; the index names it, columns ``l``, ``r_ver``
     and ``CaLIF`` (the reward), both written at the right.
     """
-    (ax,) = panels(1, (8.6, 1.5 + 0.38 * len(points)))
+    (ax,) = shared.panels(1, (8.6, 1.5 + 0.38 * len(points)))
     values = [*points["l"].dropna(), l0, l1]
     margin = 0.12 * (max(values) - min(values))
     ends = (min(values) - margin, min(max(values) + margin, max(0.0, max(values))))
@@ -99,11 +83,10 @@ def likelihood_axis(points: pd.DataFrame, l0: float, l1: float) -> Axes:
     ax.set_yticks(height, points.index)
     ax.set_ylim(-0.7, len(points) - 0.3)
     _shade_zones(ax, ends, l0, l1, names=False)
-    ax.set_xlabel(f"l, {LOGLIK}")
+    ax.set_xlabel(f"l, {shared.LOGLIK}")
     shown = ("below", "inside", "above") if l0 <= l1 else ("reversed", "above")
-    handles = patches({ZONE_LABELS[zone]: ZONE_COLOURS[zone] for zone in shown}, alpha=0.3)
-    none = point_handle("o", "white", _BLUE, "follows no constraint")
-    legend(ax, [*handles, none], "upper center")
+    none = shared.point_handle("o", "white", _BLUE, "follows no constraint")
+    shared.legend(ax, [*shared.zone_handles(shown, 0.3), none], "upper center")
     return ax
 
 
@@ -112,7 +95,7 @@ def anchor_bounds(anchors: pd.DataFrame) -> np.ndarray:
 
     ``anchors``: a row a prompt with ``l0`` and ``l1``; below the diagonal the bounds are reversed.
     """
-    scatter, spread = axes = panels(2, (9.6, 4.2))
+    scatter, spread = axes = shared.panels(2, (9.6, 4.2))
     known = anchors.dropna(subset=["l0", "l1"])
     values = known[["l0", "l1"]].to_numpy()
     ends = (values.min(), values.max()) if len(known) else (-1.0, 0.0)
@@ -121,7 +104,7 @@ def anchor_bounds(anchors: pd.DataFrame) -> np.ndarray:
     reverse = (known["l0"] > known["l1"]).to_numpy()
     names = (f"l0 ≤ l1: a region ({sum(~reverse)})", f"l0 > l1: reversed ({sum(reverse)})")
     kind = np.where(reverse, *names[::-1])
-    looks = {"palette": [ZONE_COLOURS["inside"], "#333333"], "markers": ["o", "X"], "s": 30}
+    looks = {"palette": [shared.ZONE_COLOURS["inside"], "#333333"], "markers": ["o", "X"], "s": 30}
     order = {"hue_order": names, "style_order": names}
     sns.scatterplot(known, x="l0", y="l1", hue=kind, style=kind, **order, **looks, ax=scatter)
     scatter.plot(ends, ends, color="black", lw=0.8, ls="--")
@@ -131,7 +114,7 @@ def anchor_bounds(anchors: pd.DataFrame) -> np.ndarray:
     colours = {"l0": "#56B4E9", "l1": "#333333"}
     bins = {"bins": 24, "binrange": ends, "element": "step"}
     sns.histplot(anchors[["l0", "l1"]], palette=colours, alpha=0.3, **bins, ax=spread)
-    spread.set(xlabel=LOGLIK, ylabel="prompts", title="how the bounds are spread")
+    spread.set(xlabel=shared.LOGLIK, ylabel="prompts", title="how the bounds are spread")
     spread.yaxis.get_major_locator().set_params(integer=True)
     return axes
 
@@ -149,13 +132,8 @@ def anchor_health(
         ``side``, ``tokens_from``, ``tokens_to``, ``median_l``: drawn as steps.
     octiles
         ``octile``, ``ratio_from``, ``ratio_to``, ``n``, ``reversed`` (a share).
-
-    Returns
-    -------
-    numpy.ndarray
-        The two Axes.
     """
-    length, share = axes = panels(2, (9.6, 4.0))
+    length, share = axes = shared.panels(2, (9.6, 4.0))
     some = answers[answers["tokens"] > 0]
     counts = some["side"].value_counts()
     side = some["side"].map(lambda name: f"{name} ({counts[name]})")

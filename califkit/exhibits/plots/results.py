@@ -8,54 +8,33 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from califkit.exhibits.methods import LOOKS, MAIN, label, look
-from califkit.exhibits.plots.look import (
-    GREY,
-    INTERVAL,
-    SATISFACTION,
-    bar_handles,
-    bars,
-    by_method,
-    hollow,
-    legend,
-    note,
-    panels,
-    patches,
-    point,
-    point_handle,
-    point_handles,
-    why_empty,
-)
+from califkit.exhibits.plots import shared
 
 
 def main_results(table: pd.DataFrame) -> np.ndarray:
     """Fig. 5: what training does to Constraint Satisfaction, and to what stands against it.
 
-    Parameters
-    ----------
-    table
-        Rows of `califkit.exhibits.summary.beside_paper` for the metrics
-        ``prompt_level_loose_acc``, ``loglik`` and ``response_quality``.
-
-    Returns
-    -------
-    numpy.ndarray
-        Three Axes: Constraint Satisfaction, base to trained; Constraint Satisfaction against
-        reference log-likelihood; the paper's plane with response quality, where this run has a
-        sentence instead of points until a judge has measured it.
+    ``table``: rows of `califkit.exhibits.summary.beside_paper` for the metrics
+    ``prompt_level_loose_acc``, ``loglik`` and ``response_quality``. Three Axes: Constraint
+    Satisfaction, base to trained; Constraint Satisfaction against reference log-likelihood; the
+    paper's plane with response quality, where this run has a sentence instead of points until a
+    judge has measured it.
     """
-    rows, loglik, quality = axes = panels(3, (13.2, 5.0), width_ratios=(1.25, 1, 1))
+    rows, loglik, quality = axes = shared.panels(3, (13.2, 5.0), width_ratios=(1.25, 1, 1))
     _satisfaction_rows(rows, table)
     _plane(loglik, table, "loglik")
-    loglik.set(xlabel=SATISFACTION, ylabel="reference log-likelihood (nats per token)")
+    loglik.set(xlabel=shared.SATISFACTION, ylabel="reference log-likelihood (nats per token)")
     loglik.set_title("against log-likelihood\n(not response quality)")
     _plane(quality, table, "response_quality")
-    quality.set(xlabel=SATISFACTION, ylabel=f"response quality (1 to 10)\n{_judges(table)}")
+    quality.set(xlabel=shared.SATISFACTION, ylabel=f"response quality (1 to 10)\n{_judges(table)}")
     quality.set_title("against response quality\n(the paper's plane)")
-    for (source, _), group in by_method(table, "response_quality", MAIN).items():
-        if source == "this run" and (why := why_empty(group)):
-            note(quality, 0.5, 0.03, f"this run: {why}", transform=quality.transAxes, ha="center")
-    filled = point_handle("D", GREY, GREY, "filled: this run (± sample std over runs)")
-    legend(rows, [*point_handles(MAIN), filled, hollow(points=True)])
+    for (source, _), group in shared.by_method(table, "response_quality", MAIN).items():
+        if source == "this run" and (why := shared.why_empty(group)):
+            place = {"transform": quality.transAxes, "ha": "center"}
+            shared.note(quality, 0.5, 0.03, f"this run: {why}", **place)
+    words = "filled: this run (± sample std over runs)"
+    filled = shared.point_handle("D", shared.GREY, shared.GREY, words)
+    shared.legend(rows, [*shared.point_handles(MAIN), filled, shared.hollow(points=True)])
     return axes
 
 
@@ -68,30 +47,30 @@ def _judges(table: pd.DataFrame) -> str:
 
 def _satisfaction_rows(ax: Axes, table: pd.DataFrame) -> None:
     """A row a configuration: markers at base and each trained policy, arrows from the base."""
-    groups = by_method(table, "prompt_level_loose_acc", MAIN)
+    groups = shared.by_method(table, "prompt_level_loose_acc", MAIN)
     height = range(len(groups))[::-1]
     for y, ((source, _), group) in zip(height, groups.items(), strict=True):
-        note(ax, 0.03, y, why_empty(group), transform=ax.get_yaxis_transform())
+        shared.note(ax, 0.03, y, shared.why_empty(group), transform=ax.get_yaxis_transform())
         base = group.at["base", "value"]
         for method, lift in zip(MAIN, (0.0, 0.14, -0.14), strict=True):
             x, std = group.at[method, "value"], group.at[method, "std"]
             _arrow(ax, (base, y + lift), (x, y + lift), method)
-            point(ax, x, y + lift, method, source, xerr=std)
+            shared.point(ax, x, y + lift, method, source, xerr=std)
     ax.set_yticks(height, [f"{name}\n({source})" for source, name in groups])
-    ax.set(xlabel=SATISFACTION, ylim=(-0.6, len(groups) - 0.4))
+    ax.set(xlabel=shared.SATISFACTION, ylim=(-0.6, len(groups) - 0.4))
     ax.set_title("Constraint Satisfaction\nbase → trained")
 
 
 def _plane(ax: Axes, table: pd.DataFrame, metric: str) -> None:
     """The plane of Constraint Satisfaction and another metric, arrows from base to trained."""
-    satisfaction = by_method(table, "prompt_level_loose_acc", MAIN)
-    for (source, name), group in by_method(table, metric, MAIN).items():
+    satisfaction = shared.by_method(table, "prompt_level_loose_acc", MAIN)
+    for (source, name), group in shared.by_method(table, metric, MAIN).items():
         along = satisfaction[source, name]
         points = dict(zip(MAIN, zip(along["value"], group["value"], strict=True), strict=True))
         for method, (x, y) in points.items():
             _arrow(ax, points["base"], (x, y), method)
             errors = {"xerr": along.at[method, "std"], "yerr": group.at[method, "std"]}
-            point(ax, x, y, method, source, **errors)
+            shared.point(ax, x, y, method, source, **errors)
         if source == "paper" and not np.isnan(points["calif"]).any():
             place = {"xytext": (0, 9), "textcoords": "offset points", "ha": "center"}
             ax.annotate(f"{name} (paper)", points["calif"], fontsize=7.5, **place)
@@ -112,11 +91,11 @@ def likelihood_bars(table: pd.DataFrame) -> Axes:
     ``table``: rows of `califkit.exhibits.summary.beside_paper` for ``loglik``. A group without a
     value says why.
     """
-    groups = by_method(table, "loglik", MAIN)
-    (ax,) = panels(1, (1.7 * len(groups) + 1.2, 4.4))
+    groups = shared.by_method(table, "loglik", MAIN)
+    (ax,) = shared.panels(1, (1.7 * len(groups) + 1.2, 4.4))
     name = table["configuration"] + "\n(" + table["source"] + ")"
     ends = {"low": table["value"] - table["std"], "high": table["value"] + table["std"]}
-    bars(ax, table.assign(name=name, **ends), "name", MAIN, ".2f")
+    shared.bars(ax, table.assign(name=name, **ends), "name", MAIN, ".2f")
     sources = [source for source, _ in groups]
     for method, drawn in zip(MAIN, ax.containers, strict=True):
         for bar in drawn:
@@ -125,13 +104,13 @@ def likelihood_bars(table: pd.DataFrame) -> Axes:
                 bar.set(facecolor="white", hatch=look(method).hatch)
     lowest = table["value"].min()
     for x, group in enumerate(groups.values()):
-        why = why_empty(group).replace(" in the", "\nin the")
-        note(ax, x, 0.03 * lowest, why, ha="center", va="top")
+        why = shared.why_empty(group).replace(" in the", "\nin the")
+        shared.note(ax, x, 0.03 * lowest, why, ha="center", va="top")
     ax.set(ylabel="reference log-likelihood (nats per token)")
     ax.set(ylim=(1.14 * lowest, 0), xlim=(-0.6, len(groups) - 0.4))
     ax.spines[["bottom", "top"]].set_visible([False, True])  # the bars hang from the zero line
     ax.tick_params(axis="x", length=0)
-    legend(ax, [*bar_handles(MAIN), hollow(points=False)], "upper center")
+    shared.legend(ax, [*shared.bar_handles(MAIN), shared.hollow(points=False)], "upper center")
     return ax
 
 
@@ -141,7 +120,7 @@ def id_shares(table: pd.DataFrame) -> Axes:
     ``table`` is that of `califkit.exhibits.summary.id_table`: index the id, ``n``, a column a
     method.
     """
-    (ax,) = panels(1, (7.6, 1.5 + 0.24 * len(table)))
+    (ax,) = shared.panels(1, (7.6, 1.5 + 0.24 * len(table)))
     height = np.arange(len(table))[::-1]
     methods = [method for method in LOOKS if method in table]
     ax.hlines(height, table[methods].min(axis=1), table[methods].max(axis=1), color="#bbbbbb", lw=1)
@@ -152,26 +131,18 @@ def id_shares(table: pd.DataFrame) -> Axes:
     ax.set_yticks(height, [f"{name}  (n = {n})" for name, n in table["n"].items()])
     ax.set(xlabel="responses that follow it, loose (%)", xlim=(-3, 103))
     ax.set_ylim(-0.7, len(table) - 0.3)
-    legend(ax, ax.get_legend_handles_labels()[0], "upper center")
+    shared.legend(ax, ax.get_legend_handles_labels()[0], "upper center")
     return ax
 
 
 def constraint_types(table: pd.DataFrame) -> np.ndarray:
     """Fig. 7: Constraint Satisfaction, response quality and length by constraint type.
 
-    Parameters
-    ----------
-    table
-        A `califkit.exhibits.types.type_table`: groups are its types, bars its methods, error bars
-        its intervals. A panel or a group without a value says why.
-
-    Returns
-    -------
-    numpy.ndarray
-        The three Axes.
+    ``table``: a `califkit.exhibits.types.type_table`; groups are its types, bars its methods, error
+    bars its intervals. A panel or a group without a value says why.
     """
     labels = {
-        "prompt_level_loose_acc": SATISFACTION,
+        "prompt_level_loose_acc": shared.SATISFACTION,
         "response_quality": "response quality (1 to 10)",
         "tokens": "response length (tokens)",
     }
@@ -179,53 +150,44 @@ def constraint_types(table: pd.DataFrame) -> np.ndarray:
     counts = (
         table[table["metric"] == "prompt_level_loose_acc"].groupby("type", sort=False)["n"].max()
     )
-    axes = panels(3, (0.78 * (3 * len(counts) + 1) + 1.2, 3.9))
+    axes = shared.panels(3, (0.78 * (3 * len(counts) + 1) + 1.2, 3.9))
     for ax, (metric, title) in zip(axes, labels.items(), strict=True):
         part = table[table["metric"] == metric]
         judge = next((f"\njudge: {name}" for name in part["judge"] if name), "")
-        if why := why_empty(part):
+        if why := shared.why_empty(part):
             middle = {"transform": ax.transAxes, "ha": "center", "va": "center"}
-            note(ax, 0.5, 0.5, why.replace(": ", ":\n"), **middle)
+            shared.note(ax, 0.5, 0.5, why.replace(": ", ":\n"), **middle)
             ax.set_yticks([])
         else:
-            bars(ax, part, "type", methods, ".3g")
+            shared.bars(ax, part, "type", methods, ".3g")
             for x in np.flatnonzero(counts == 0):
-                note(ax, x, 0, " no prompt", rotation=90, ha="center", va="bottom")
+                shared.note(ax, x, 0, " no prompt", rotation=90, ha="center", va="bottom")
         ax.set_xticks(range(len(counts)), [f"{name}\nn = {n}" for name, n in counts.items()])
         ax.set(xlim=(-0.6, len(counts) - 0.4), ylim=(0, None), title=title + judge)
-    interval = Line2D([], [], color=INTERVAL, label="95 % bootstrap interval over prompts")
-    legend(axes[0], [*bar_handles(methods), interval], "upper center")
+    interval = Line2D([], [], color=shared.INTERVAL, label="95 % bootstrap interval over prompts")
+    shared.legend(axes[0], [*shared.bar_handles(methods), interval], "upper center")
     return axes
 
 
 def transition_changes(table: pd.DataFrame, beside: pd.DataFrame) -> np.ndarray:
     """Table 2 drawn: what changes where the verdict stayed or changed, a panel a quantity.
 
-    Parameters
-    ----------
-    table
-        `califkit.exhibits.pairs.transition_table` of one or more methods.
-    beside
-        `califkit.exhibits.pairs.transitions_beside_paper` of the same table.
-
-    Returns
-    -------
-    numpy.ndarray
-        Two Axes: response quality (this run filled, the paper hollow) and reference
-        log-likelihood.
+    ``table``: `califkit.exhibits.pairs.transition_table` of one or more methods; ``beside``:
+    `califkit.exhibits.pairs.transitions_beside_paper` of it. Two Axes: response quality (this run
+    filled, the paper hollow) and reference log-likelihood.
     """
-    quality, loglik = axes = panels(2, (10.4, 3.8), sharey=True)
+    quality, loglik = axes = shared.panels(2, (10.4, 3.8), sharey=True)
     names = list(dict.fromkeys(table["transition"]))
     methods = list(dict.fromkeys(table["method"]))
     lift = dict(zip(methods, np.linspace(0.18, -0.18, len(methods)), strict=True))
     height = {name: y for y, name in enumerate(reversed(names))}
     for row in beside.itertuples():
         y = height[row.transition] + lift[row.method]
-        point(quality, row.this_run, y, row.method, "this run")
-        point(quality, row.paper, y, row.method, "paper", xerr=row.paper_std)
+        shared.point(quality, row.this_run, y, row.method, "this run")
+        shared.point(quality, row.paper, y, row.method, "paper", xerr=row.paper_std)
     for row in table.itertuples():
         y = height[row.transition] + lift[row.method]
-        point(loglik, row.loglik_change, y, row.method, "this run")
+        shared.point(loglik, row.loglik_change, y, row.method, "this run")
     for ax in axes:
         ax.axvline(0, color="black", lw=0.8)
         ax.margins(x=0.1)
@@ -236,7 +198,7 @@ def transition_changes(table: pd.DataFrame, beside: pd.DataFrame) -> np.ndarray:
     quality.set_title(f"response quality\n(this run: {judges or 'not measured'})")
     loglik.set(xlabel="change of log-likelihood (nats per token)")
     loglik.set_title("reference log-likelihood\n(not response quality)")
-    legend(quality, [*point_handles(methods), hollow(points=True)])
+    shared.legend(quality, [*shared.point_handles(methods), shared.hollow(points=True)])
     return axes
 
 
@@ -246,12 +208,12 @@ def pair_outcomes(table: pd.DataFrame) -> Axes:
     ``table`` is that of `califkit.exhibits.pairs.pairs_beside_paper`; a row without counts says
     why.
     """
-    (ax,) = panels(1, (8.2, 1.4 + 0.42 * len(table)))
+    (ax,) = shared.panels(1, (8.2, 1.4 + 0.42 * len(table)))
     colours = {"wins": look("calif").colour, "ties": "#bbbbbb", "losses": look("if_rlvr").colour}
     height = range(len(table))[::-1]
     for y, (_, row) in zip(height, table.iterrows(), strict=True):
         if pd.isna(row["pairs"]):
-            note(ax, 1, y, row["note"], va="center")
+            shared.note(ax, 1, y, row["note"], va="center")
             continue
         left = 0.0
         for outcome, colour in colours.items():
@@ -264,6 +226,6 @@ def pair_outcomes(table: pd.DataFrame) -> Axes:
     ax.set_yticks(height, [f"{row.configuration} ({row.source})" for row in table.itertuples()])
     ax.set(xlabel="pairs (%)", xlim=(0, 100), ylim=(-0.6, len(table) - 0.4))
     words = ("CaLIF wins", "tie", "IF-RLVR wins")
-    handles = patches(dict(zip(words, colours.values(), strict=True)))
-    legend(ax, [*handles, hollow(points=False)])
+    handles = shared.patches(dict(zip(words, colours.values(), strict=True)))
+    shared.legend(ax, [*handles, shared.hollow(points=False)])
     return ax

@@ -9,14 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from califkit.exhibits.methods import LOOKS, label, look, palette
-from califkit.exhibits.plots.look import (
-    GREY,
-    ZONE_COLOURS,
-    ZONE_LABELS,
-    legend,
-    panels,
-    patches,
-)
+from califkit.exhibits.plots import shared
 
 _CURVES = {
     "r_ver": "r_ver (share of constraints followed)",
@@ -32,7 +25,7 @@ def training_curves(steps: pd.DataFrame, smooth: pd.DataFrame) -> np.ndarray:
     ``steps`` (drawn faintly) and ``smooth`` (drawn strongly) have the columns of
     `califkit.exhibits.training.training_table`. Returns six Axes; the last holds the legend.
     """
-    axes = panels(3, (11.5, 6.2), rows=2)
+    axes = shared.panels(3, (11.5, 6.2), rows=2)
     for ax, (column, title) in zip(axes, _CURVES.items(), strict=False):
         _curves(ax, steps, "step", column, alpha=0.25)
         _curves(ax, smooth, "step", column)
@@ -46,8 +39,8 @@ def training_curves(steps: pd.DataFrame, smooth: pd.DataFrame) -> np.ndarray:
         for method, one in LOOKS.items()
         if method in set(steps["method"])
     ]
-    handles.append(Line2D([], [], color=GREY, alpha=0.3, label="single steps"))
-    handles.append(Line2D([], [], color=GREY, label="running mean"))
+    handles.append(Line2D([], [], color=shared.GREY, alpha=0.3, label="single steps"))
+    handles.append(Line2D([], [], color=shared.GREY, label="running mean"))
     axes[5].legend(handles=handles, loc="center left", fontsize=10)
     return axes
 
@@ -68,18 +61,18 @@ def _curves(ax: Axes, table: pd.DataFrame, x: str, y: str, alpha: float = 1.0) -
 def zone_shares(steps: pd.DataFrame) -> np.ndarray:
     """Share of rollouts in each zone at each step, stacked, a panel a training run."""
     runs = list(steps.groupby(["method", "train_seed"], sort=False))
-    axes = panels(len(runs), (4.4 * len(runs) + 0.6, 3.6), sharey=True)
-    shown = [zone for zone in ZONE_COLOURS if steps[zone].max() > 0]
+    axes = shared.panels(len(runs), (4.4 * len(runs) + 0.6, 3.6), sharey=True)
+    shown = [zone for zone in shared.ZONE_COLOURS if steps[zone].max() > 0]
     several = steps["train_seed"].nunique() > 1
     for ax, ((method, seed), run) in zip(axes, runs, strict=True):
         shares = run.melt("step", shown, var_name="zone", value_name="share")
-        looks = {"palette": ZONE_COLOURS, "alpha": 0.85, "shrink": 1.0, "legend": False}
+        looks = {"palette": shared.ZONE_COLOURS, "alpha": 0.85, "shrink": 1.0, "legend": False}
         stacked = {"hue": "zone", "hue_order": shown[::-1], "multiple": "stack", "discrete": True}
         sns.histplot(shares, x="step", weights="share", **stacked, **looks, ax=ax)
         ax.set(xlabel="step", ylabel="share of rollouts", ylim=(0, 1))
         ax.set_title(label(method) + (f", seed {seed}" if several else ""))
         ax.margins(x=0)
         ax.xaxis.get_major_locator().set_params(integer=True)
-    handles = patches({ZONE_LABELS[z]: ZONE_COLOURS[z] for z in shown[::-1]}, alpha=0.85)
-    legend(axes[0], handles, "right center")
+    handles = shared.zone_handles(shown[::-1], 0.85)
+    shared.legend(axes[0], handles, "right center")
     return axes

@@ -70,6 +70,11 @@ def patches(looks: dict[str, str], **options: Any) -> list[Patch]:
     return [Patch(color=colour, label=label, **options) for label, colour in looks.items()]
 
 
+def zone_handles(zones: Iterable[str], alpha: float) -> list[Patch]:
+    """Legend entries of zones of the likelihood axis."""
+    return patches({ZONE_LABELS[zone]: ZONE_COLOURS[zone] for zone in zones}, alpha=alpha)
+
+
 def bar_handles(methods: Iterable[str]) -> list[Patch]:
     """Legend entries of bars, one a method."""
     return patches({look(method).label: look(method).colour for method in methods})
