@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-import yaml
 
 from califkit.cli.options import (
     Constraints,
@@ -21,7 +20,7 @@ from califkit.cli.options import (
 from califkit.data.load import DataError
 from califkit.models.reasoning import in_words
 from califkit.runs.machine import cores
-from califkit.runs.text import one_line
+from califkit.runs.yaml_text import YamlError, read_yaml
 
 if TYPE_CHECKING:
     from califkit.judges.judge import Judge
@@ -106,13 +105,13 @@ def _judge(name: str | None, path: Path | None, cache: Path) -> Judge | None:
     from califkit.runs.judge_settings import JudgeSettings
 
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: not readable: {one_line(error)}") from error
+        content = read_yaml(path)
+    except YamlError as error:
+        raise DataError(f"{path}: not readable: {error}") from error
     listed = content.get("judges") if isinstance(content, dict) else None
     if not isinstance(listed, list) or not all(isinstance(entry, dict) for entry in listed):
         raise DataError(f"{path}: expected a list of judges under the key 'judges'")
-    names = [str(entry.get("name")) for entry in listed]
+    names = [str(entry.get("name"))[:80] for entry in listed]
     if name is None and len(listed) != 1:
         raise DataError(f"{path}: choose one of its judges with --judge: {', '.join(names)}")
     if name is not None and name not in names:

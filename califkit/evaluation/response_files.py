@@ -550,7 +550,7 @@ def _response(row: Mapping[str, Any]) -> str | None:
     else:
         name = next((field for field in _RESPONSE_FIELDS if field in row), "response")
         if name not in row:
-            found = ", ".join(row) or "none"
+            found = ", ".join(map(repr, row)) or "none"
             raise UnusableRow(
                 "missing field", f"field 'response' is missing; fields found: {found}"
             )

@@ -29,7 +29,14 @@ from califkit.evaluation.response_files import IFBENCH, Responses, Row, answered
 from califkit.metrics import nan_mean
 from califkit.models.engines import stop_token_ids
 from califkit.models.reasoning import Answer, final_answer, text_answer
-from califkit.models.resolve import load_config, load_model, load_tokenizer, readable, resolve
+from califkit.models.resolve import (
+    ModelError,
+    load_config,
+    load_model,
+    load_tokenizer,
+    readable,
+    resolve,
+)
 from califkit.rewards.rules import RewardRule
 from califkit.rewards.score import score_answers
 from califkit.runs.jsonl import RowLog, whole_lines, write_json
@@ -94,7 +101,7 @@ class Scored(pydantic.BaseModel, extra="forbid"):
     line: int
     key: str | None
     loglik: pydantic.FiniteFloat | None
-    tokens: int
+    tokens: pydantic.NonNegativeInt
     distinct_2: pydantic.FiniteFloat | None
     r_ver: pydantic.FiniteFloat | None
     l0: pydantic.FiniteFloat | None
@@ -149,7 +156,7 @@ def score_file(
     folder = resolve(settings.reference)
     vocabulary = load_config(folder).get_text_config().vocab_size
     largest, line = responses.largest_id
-    if largest >= vocabulary:
+    if largest >= max(vocabulary, 0):
         raise DataError(
             f"{responses.path}, line {line}: 'token_ids' holds {largest}, but the reference has "
             f"{vocabulary} tokens; were they made by another model?"
@@ -180,7 +187,8 @@ def _open_scorer(folder: Path, request: str, tokens_per_pass: int) -> ReferenceS
     tokenizer, model = load_tokenizer(folder), load_model(folder)
     with readable(folder, "as a reference"):
         scorer = ReferenceScorer(model, tokenizer, tokens_per_pass)
-        scorer.prefix_ids(request)
+        if scorer.prefix_ids(request) == scorer.prefix_ids(f"{request} And why?"):
+            raise ModelError(f"model {folder}: its chat template leaves the request out")
     return scorer
 
 

@@ -11,12 +11,14 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from califkit import CalifkitError
 from califkit.runs.locks import locked
@@ -124,22 +126,58 @@ def load_model(folder: Path) -> PreTrainedModel:
     disk; bfloat16 is slow on a CPU besides.
     """
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, GenerationConfig
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    with _quiet(), readable(folder, "with these weights"):
+        model, loaded = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True
+        )
+        if (folder / "generation_config.json").is_file():
+            GenerationConfig.from_pretrained(folder)  # a broken one would be passed over
+    _check_weights(folder, model, loaded)
+    return model.to(device).eval()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the libraries' reports on weights: what matters in them is raised as an error."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # weights load in a moment; the bar only litters notebooks
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    with readable(folder, "with these weights"):
-        model, loaded = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, output_loading_info=True
-        )
-    # Weights that are not in the files are drawn at random, with a warning that is easily missed.
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module=r"torch\._weights_only_unpickler")
+            yield
+    finally:
+        logging.set_verbosity(verbosity)
+
+
+def _check_weights(folder: Path, model: PreTrainedModel, loaded: Mapping[str, Any]) -> None:
+    """Refuse a model whose weights are not those of its files: transformers only warns.
+
+    What the files lack is drawn at random. What they have in excess is left out: that may be the
+    vision tower of a larger model, but not a further layer of a kind that the model has.
+    """
     if missing := sorted(loaded["missing_keys"]):
         raise ModelError(
             f"model {folder}: {len(missing)} weights of its architecture are not in its files, the "
             f"first is {missing[0]}"
         )
-    return model.to(device).eval()
+    if mismatched := sorted(map(str, loaded["mismatched_keys"])):
+        raise ModelError(
+            f"model {folder}: {len(mismatched)} weights of its files have another shape than its "
+            f"config.json says, the first is {mismatched[0]}"
+        )
+    kinds = {re.sub(r"\d+", "#", name) for name in model.state_dict()}
+    layers = sorted(n for n in loaded["unexpected_keys"] if re.sub(r"\d+", "#", n) in kinds)
+    if layers:
+        raise ModelError(
+            f"model {folder}: {len(layers)} weights of its files have no place in the architecture "
+            f"of its config.json, the first is {layers[0]}"
+        )
 
 
 def _from_hub(name: str, repository: str, revision: str | None) -> Path:

@@ -161,6 +161,23 @@ def test_what_does_not_fit_names_file_and_row(tmp_path, trained, message):
         paired(tmp_path, [row("a", "one")], trained)
 
 
+def test_several_filters_have_to_be_chosen_from(tmp_path):
+    doc = row("a", None)
+    samples = [{"doc": doc, "filter": name, "resps": [["Tea"]]} for name in ("none", "strip")]
+    with pytest.raises(DataError, match=r"base\.jsonl: .*choose one with --filter: none, strip"):
+        paired(tmp_path, samples, samples)
+
+
+def test_identical_answers_are_named(tmp_path):
+    base = [row("a", "one"), row("a", "one"), row("b", "two")]
+    found = paired(tmp_path, base, [row("a", "eins"), row("a", "zwei"), row("b", "two")])
+    notes = dict(found.source.notes())
+    assert notes["1 base responses as samples of their own"] == (
+        "they repeat an earlier one to the same prompt (line 2, key 'a': as line 1)"
+    )
+    assert notes["a change in 1 pairs"] == "base and trained gave the same text"
+
+
 # --- the command ----------------------------------------------------------------------------------
 
 
@@ -187,6 +204,25 @@ def test_the_command_writes_page_and_data_and_says_the_verdict(califkit, two_fil
     assert [pair["lost"] for pair in data["pairs"]] == [i % 4 > 0 for i in range(24)]
     assert len(data["examples"]) == 10
     assert str(out / "audit.html") in printed
+
+
+def test_cut_answers_stand_beside_the_verdict(califkit, tmp_path):
+    def ended(i: int, limit: int) -> dict:
+        return {"finish_reason": "length" if i < limit else "stop"}
+
+    base = [row(i, GOOD if i < 8 else "Tea", **ended(i, 12)) for i in range(24)]
+    trained = [row(i, "Tea", **ended(i, 6)) for i in range(24)]
+    paths = [write_rows(tmp_path / f"{i}.jsonl", *rows) for i, rows in enumerate((base, trained))]
+    code, printed, _ = califkit("audit", *paths, "--out", tmp_path / "out", "--processes", 1)
+    assert code == 0
+    assert "Answers cut at the token limit: " in printed
+    assert " 50.0 to 25.0% (difference −25.0" in printed
+    data = json.loads((tmp_path / "out" / "audit.json").read_text())
+    measures = {m["measure"]: m for m in data["measures"]}
+    finished = measures["finished_prompt_level_loose_acc"]
+    assert (finished["n"], finished["base"], finished["trained"]) == (12, 100, 100)
+    assert measures["prompt_level_loose_acc"]["base"] == pytest.approx(100 * 16 / 24)
+    assert "answers cut at the token limit" in (tmp_path / "out" / "audit.html").read_text()
 
 
 def test_few_prompts_are_too_few(califkit, tmp_path):

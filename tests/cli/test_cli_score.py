@@ -424,6 +424,40 @@ def test_the_command_prints_identification(califkit, tmp_path):
     assert "identified" not in plain
 
 
+def test_the_command_counts_cut_answers_and_shows_the_finished_ones(tiny, califkit, tmp_path):
+    rows = [
+        {"request": "Sing.", "response": "La la.", "finish_reason": "stop"},
+        {"request": "Sing.", "response": "La, la", "finish_reason": "length"},
+        {"request": "Hum.", "response": "Hm."},
+    ]
+    path = write_rows(tmp_path / "responses.jsonl", *rows)
+    code, output, error = califkit("score", path, "--reference", "tiny-random-llama")
+    assert code == 0, error
+    lines = {line.split("  ")[0]: line.split() for line in output.splitlines()}
+    assert lines["cut at the token limit"][-1] == "1"
+    values = [
+        whole_logits(tiny, row["request"], ids_of(tiny, row["response"], end=end))
+        for row, end in zip(rows, (True, False, True), strict=True)
+    ]
+    shown = [float(value) for value in lines["mean l, nats per token"][-2:]]
+    expected = [sum(values) / 3, (values[0] + values[2]) / 2]
+    assert shown == pytest.approx(expected, abs=1e-4)
+    scores = read_rows(tmp_path / "responses.scores.jsonl")
+    assert [row["cut"] for row in scores] == [False, True, None]
+
+
+def test_filters_of_lm_eval_have_means_of_their_own(califkit, tmp_path):
+    doc = {"key": 1, "prompt": "Sing, no comma.", "request": "Sing.", "kwargs": [{}]}
+    doc["instruction_id_list"] = ["punctuation:no_comma"]
+    rows = [{"doc": doc, "filter": f, "resps": [[text]]} for f, text in (("a", "x, y"), ("b", "x"))]
+    path = write_rows(tmp_path / "samples.jsonl", *rows)
+    code, output, error = califkit("score", path, "--reference", "tiny-random-llama")
+    assert code == 0, error
+    means = [line.split()[-1] for line in output.splitlines() if line.startswith("r_ver")]
+    assert means == ["0.0000", "1.0000"]
+    assert "filter 'a'" in output and "filter 'b'" in output
+
+
 def test_zones_of_rows_are_those_of_the_rewards_module(tiny, tmp_path):
     rows = [GOOD | {"l0": -11.0 + i, "l1": -10.0 + i / 2} for i in range(-3, 4)]
     for row in scored(tmp_path, rows):

@@ -160,6 +160,35 @@ def test_the_four_accuracies_and_the_tables():
     assert (summary.n_prompts, summary.n_instructions) == (3, 4)
 
 
+def test_cut_answers_are_counted_and_the_finished_ones_have_an_accuracy_of_their_own():
+    summary = Summary()
+    summary.add(answer("p", NO_COMMA, was_cut=True), Verdicts((False,), (False,)))
+    summary.add(answer("q", NO_COMMA, was_cut=False), Verdicts((True,), (True,)))
+    summary.add(answer("r", NO_COMMA), Verdicts((False,), (True,)))
+    missing = Row(None, "s", (NO_COMMA,))
+    summary.add(missing, Verdicts((False,), (False,)))
+    assert (summary.n_cut, summary.n_finished, summary.says_cut) == (1, 2, True)
+    found = summary.accuracies()
+    assert (found["prompt_level_strict_acc"].value, found["inst_level_loose_acc"].value) == (
+        1 / 4,
+        2 / 4,
+    )
+    assert found["prompt_level_strict_acc"].finished == 1 / 2
+    assert found["inst_level_loose_acc"].finished == 1
+
+
+def test_repeats_of_a_prompt_are_one_unit_of_the_interval():
+    """Five prompts, each with twenty answers that all pass or all fail, are five units."""
+    summary = Summary()
+    for i in range(100):
+        passed = (i % 5 < 2,)
+        summary.add(answer(f"p{i % 5}", NO_COMMA), Verdicts(passed, passed))
+    assert (summary.n_prompts, summary.n_responses) == (5, 100)
+    found = summary.accuracies()["prompt_level_strict_acc"]
+    expected = bootstrap_interval([1, 1, 0, 0, 0], [1] * 5, np.random.default_rng(0))
+    assert (found.value, found.low, found.high) == (0.4, *expected)
+
+
 def test_interval_of_a_share_is_near_its_normal_approximation():
     low, high = bootstrap_interval([1] * 300 + [0] * 700, [1] * 1000, np.random.default_rng(0))
     half = 1.96 * (0.3 * 0.7 / 1000) ** 0.5
@@ -303,10 +332,84 @@ def test_lm_eval_samples(tmp_path, prompts, texts):
     assert [a.response for a in joined] == ["Tea.", None, None]
 
 
+def test_two_filters_of_lm_eval_are_two_results(tmp_path):
+    doc = prompt_row("a", "Say A.")
+    rows = [
+        {"doc": doc, "filter": "none", "filtered_resps": ["a, b"]},
+        {"doc": doc, "filter": "strip", "filtered_resps": ["b"]},
+    ]
+    path = write_rows(tmp_path / "samples.jsonl", *rows)
+    opened = open_responses(path)
+    assert opened.filters == ["none", "strip"]
+    found = {
+        name: report.summaries["published"].accuracies()["prompt_level_strict_acc"].value
+        for name, report in verify_responses(opened).items()
+    }
+    assert found == {"none": 0.0, "strip": 1.0}
+    assert [row.response for row in open_responses(path, filter="strip")] == ["b"]
+    with pytest.raises(DataError, match="has no samples of the filter 'x'; there are: none, strip"):
+        open_responses(path, filter="x")
+
+
+def test_filters_are_joined_with_the_prompts_one_by_one(tmp_path, prompts):
+    rows = [
+        {"doc": {"key": key}, "filter": name, "filtered_resps": [f"{key} {name}"]}
+        for key, name in (("a", "none"), ("a", "strip"), ("b", "none"))
+    ]
+    opened = open_responses(write_rows(tmp_path / "samples.jsonl", *rows), prompts)
+    assert [(row.filter, row.response) for row in opened] == [
+        ("none", "a none"),
+        ("none", "b none"),
+        ("none", None),
+        ("strip", "a strip"),
+        ("strip", None),
+        ("strip", None),
+    ]
+    assert opened.replaced == 0
+    assert opened.missing.first == ["key 'c'", "key 'b'", "key 'c'"]
+
+
+def test_identical_answers_to_a_prompt_are_named(tmp_path):
+    texts = ["x", "y", "x", None, "x"]
+    rows = [prompt_row(f"seed{i}", "Say A.", response=text) for i, text in enumerate(texts)]
+    rows.append(prompt_row("b", "Say B.", response="x"))
+    opened = open_responses(write_rows(tmp_path / "r.jsonl", *rows))
+    assert opened.identical.first == [
+        "line 3, key 'seed2': as line 1",
+        "line 5, key 'seed4': as line 1",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"finish_reason": "length"}, True),
+        ({"finish_reason": "MAX_TOKENS"}, True),
+        ({"stop_reason": "max_tokens"}, True),
+        ({"finish_reason": "stop"}, False),
+        ({"finish_reason": None}, None),
+        ({}, None),
+    ],
+)
+def test_how_a_response_ended(tmp_path, fields, expected):
+    row = prompt_row("a", "Say A.", response="A", **fields)
+    [found] = open_responses(write_rows(tmp_path / "r.jsonl", row))
+    assert found.was_cut is expected
+
+
+def test_no_response_at_all_is_an_error(tmp_path, prompts):
+    none = write_rows(tmp_path / "none.jsonl", prompt_row("a", "Say A.", response=None))
+    with pytest.raises(DataError, match=r"none\.jsonl: holds no usable response"):
+        open_responses(none)
+    other = write_rows(tmp_path / "other.jsonl", {"key": "z", "response": "Z"})
+    with pytest.raises(DataError, match="none of its responses answers .*line 1, key 'z'"):
+        open_responses(other, prompts)
+
+
 BAD_ROWS = [
     ('{"prompt": "Say A.", "resp', "line 2: not a line of JSON"),
     ("[1]", "line 2: expected a JSON object"),
-    ({"prompt": "Say A."}, "line 2: field 'response' is missing; fields found: prompt"),
+    ({"prompt": "Say A."}, "line 2: field 'response' is missing; fields found: 'prompt'"),
     ({"key": "a", "response": ["x", "y"]}, "line 2, key 'a': field 'response' must be one text"),
     ({"response": "x"}, "line 2: neither 'prompt' nor 'key'"),
     ({"key": ["a"], "response": "x"}, "line 2: field 'key' must be text"),
@@ -461,6 +564,29 @@ def test_verify_command(tmp_path, prompts, califkit):
     assert lines[repaired + 2].startswith("prompt_level_strict_acc  0.333333  [")
     assert lines[-2].split() == ["punctuation:no_comma", "3", "1", "0", "1", "0"]
     assert read_rows(output)[1]["repaired"]["strict"] == [False, True]
+
+
+def test_verify_says_what_was_cut_and_how_the_finished_ones_did(tmp_path, califkit):
+    rows = [
+        prompt_row("a", "A", response="a, b", finish_reason="length"),
+        prompt_row("b", "B", response="b", finish_reason="stop"),
+    ]
+    path = write_rows(tmp_path / "r.jsonl", *rows)
+    output = tmp_path / "v.jsonl"
+    code, out, _ = califkit("verify", path, "--processes", 1, "--output", output)
+    assert code == 0
+    assert "published: 2 prompts, 2 constraints; 1 responses cut at the token limit" in out
+    lines = {line.split()[0]: line for line in out.splitlines() if line}
+    assert lines["accuracy"].endswith("finished (1)")
+    assert lines["prompt_level_strict_acc"].split()[1] == "0.500000"
+    assert lines["prompt_level_strict_acc"].endswith(" 1.0000")
+    assert [row["cut"] for row in read_rows(output)] == [True, False]
+    write_rows(path, prompt_row("a", "A", response="a"))
+    out = califkit("verify", path, "--processes", 1)[1]
+    assert "responses cut at the token limit: not known, the rows have no finish_reason" in out
+    write_rows(path, prompt_row("a", "A", response="a, b", finish_reason="length"))
+    out = califkit("verify", path, "--processes", 1)[1]
+    assert "1 responses cut at the token limit" in out and "finished (0)" in out
 
 
 def test_verify_command_refuses_bad_input_before_it_writes(tmp_path, prompts, califkit):

@@ -1,0 +1,57 @@
+"""YAML that a person wrote, read so that no file can fill the memory or hang."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from califkit import CalifkitError
+from califkit.runs.text import one_line
+
+MAX_BYTES = 1 << 18
+MAX_NODES = 100_000
+
+
+class YamlError(CalifkitError, ValueError):
+    """YAML that cannot be read; one line that says why."""
+
+
+def read_yaml(source: Path | str) -> Any:
+    """The content of a YAML file, or of a text.
+
+    Raises
+    ------
+    YamlError
+        Longer than `MAX_BYTES`, not YAML in UTF-8, nested too deeply, or with aliases that stand
+        for more than `MAX_NODES` values (lists of lists of aliases grow exponentially).
+    """
+    if isinstance(source, Path):
+        with source.open("rb") as file:
+            text = file.read(MAX_BYTES + 1)
+    else:
+        text = source.encode("utf-8", "surrogateescape")
+    if len(text) > MAX_BYTES:
+        raise YamlError(f"longer than {MAX_BYTES} bytes")
+    try:
+        value = yaml.safe_load(text.decode("utf-8"))
+    except (yaml.YAMLError, ValueError) as error:  # a ValueError: no UTF-8, no such date
+        raise YamlError(one_line(error)) from error
+    except RecursionError as error:
+        raise YamlError("nested too deeply") from error
+    _check_size(value)
+    return value
+
+
+def _check_size(value: Any) -> None:
+    waiting, n = [value], 0
+    while waiting:
+        n += 1
+        if n > MAX_NODES:
+            raise YamlError(f"its aliases stand for more than {MAX_NODES} values")
+        item = waiting.pop()
+        if isinstance(item, dict):
+            waiting += [*item, *item.values()]
+        elif isinstance(item, list | tuple | set):
+            waiting += item
