@@ -2,17 +2,19 @@
 
 A row is appended under a file lock in a single write to a file opened for appending. A line without
 its end can only be left by a process that died while writing: a reader passes over it, and the next
-writer cuts it off. Where the file system has no such locks, every process appends to a file of its
-own beside the shared one; readers read them all.
+writer cuts it off. Where the file system has no such locks, or one is not given back, a process
+appends to a file of its own beside the shared one; readers read them all.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import glob
 import json
 import os
 import platform
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,8 @@ from califkit.runs.jsonl import cut_torn_line, whole_lines
 from califkit.runs.judge_settings import JudgeModel
 from califkit.runs.locks import NO_LOCKS
 from califkit.runs.paths import runs_dir
+
+_PATIENCE_S = 5.0  # a lock is held for the writing of one row
 
 
 class Cache:
@@ -31,6 +35,7 @@ class Cache:
         self.rows: dict[str, dict[str, Any]] = {}
         self._read: Counter[Path] = Counter()  # bytes of whole lines read so far
         self._lines: Counter[Path] = Counter()
+        self._shares = True
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
 
@@ -60,20 +65,23 @@ class Cache:
         if self.path is None:
             return
         line = json.dumps(row).encode("ascii") + b"\n"
-        try:
-            _append(self.path, line, locked=True)
-        except OSError as error:
-            if error.errno not in NO_LOCKS:
-                raise
-            own = f"{self.path.name}.{platform.node()}-{os.getpid()}.jsonl"
-            _append(self.path.with_name(own), line, locked=False)
+        if self._shares:
+            try:
+                _append(self.path, line, locked=True)
+                return
+            except OSError as error:
+                if error.errno not in NO_LOCKS:
+                    raise
+                self._shares = False
+        own = f"{self.path.name}.{platform.node()}-{os.getpid()}.jsonl"
+        _append(self.path.with_name(own), line, locked=False)
 
 
 def _append(path: Path, line: bytes, locked: bool) -> None:
     file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
     try:
         if locked:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            _lock(file)
         cut_torn_line(file)
         written = os.write(file, line)
         if written != len(line):  # a full disk: the rest would make a torn line in the middle
@@ -82,6 +90,19 @@ def _append(path: Path, line: bytes, locked: bool) -> None:
         os.fsync(file)
     finally:
         os.close(file)  # also gives the lock back
+
+
+def _lock(file: int) -> None:
+    """Lock a file; an OSError of `NO_LOCKS` if its holder does not let go."""
+    ends = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError as error:
+            if time.monotonic() > ends:
+                raise OSError(errno.ENOLCK, "the lock is not given back") from error
+            time.sleep(0.01)
 
 
 def _row(line: bytes, where: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import fcntl
 import json
 import os
 import platform
@@ -282,6 +283,17 @@ def test_no_answer_is_lost_where_files_cannot_be_locked(tmp_path, monkeypatch, c
     assert len(server.requests) == 4
     own = tmp_path / f"judge.jsonl.{platform.node()}-{os.getpid()}.jsonl"
     assert (len(rows(path)), len(rows(own))) == (1, 3)
+
+
+def test_no_answer_is_lost_where_a_lock_is_not_given_back(tmp_path, monkeypatch):
+    path = tmp_path / "judge.jsonl"
+    monkeypatch.setattr("califkit.judges.cache._PATIENCE_S", 0.05)
+    with serve([score(7)]) as server, path.open("a") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        Judge(settings(server.url), path, show_progress=False).quality(ITEMS[:3])
+        again = Judge(settings(server.url), path, show_progress=False).quality(ITEMS[:3])
+    assert all(verdict.cached for verdict in again)
+    assert (len(server.requests), path.stat().st_size) == (3, 0)
 
 
 # Cost and limits.
