@@ -99,6 +99,7 @@ class Side:
     distinct_2: np.ndarray
     loglik: np.ndarray
     quality: np.ndarray
+    identified: np.ndarray
     empty: np.ndarray
     cut: np.ndarray
     signals: list[dict[str, Signal]]
@@ -189,6 +190,7 @@ def audit(
     qualities: Both | None = None,
     tokens: Both | None = None,
     *,
+    identified: Both | None = None,
     semantics: str = PUBLISHED,
     seed: int = 0,
     n_resamples: int = 10_000,
@@ -207,6 +209,8 @@ def audit(
         Response Quality from a judge, 1 to 10; NaN where unscored.
     tokens
         Lengths in tokens.
+    identified
+        Whether the answers are identified (`califkit.metrics.identified`), 0 to 1.
     semantics, processes, progress
         Of the verifiers, as in `califkit.evaluation.verdicts.verify_many`.
     seed, n_resamples
@@ -224,9 +228,13 @@ def audit(
     texts = [pair.base for pair in pairs], [pair.trained for pair in pairs]
     items = [(p.constraints, t) for side in texts for p, t in zip(pairs, side, strict=True)]
     judged = list(verify_many(items, semantics, processes, progress, len(items)))
-    l_both, q_both, t_both = (_both(pairs, given) for given in (logliks, qualities, tokens))
+    measured = (logliks, qualities, identified)
+    l_both, q_both, i_both = (_both(pairs, given) for given in measured)
+    t_both = _both(pairs, tokens)
     verdicts = judged[: len(pairs)], judged[len(pairs) :]
-    base, trained = (_side(pairs, s, texts, verdicts[s], l_both, q_both, t_both[s]) for s in (0, 1))
+    base, trained = (
+        _side(pairs, s, texts, verdicts[s], l_both, q_both, i_both, t_both[s]) for s in (0, 1)
+    )
     new = [
         _without(mine, theirs) for mine, theirs in zip(trained.signals, base.signals, strict=True)
     ]
@@ -240,6 +248,7 @@ def audit(
     notes = {
         "loglik": "" if logliks is not None else "no reference was given",
         "quality": "" if qualities is not None else "no judge was given",
+        "identified": "" if identified is not None else "it was not asked for (--identify)",
         "tokens": "" if tokens is not None else "no reference was given, so no tokenizer is known",
         "cut": "no answer says whether it was cut (finish_reason)",
         "finished_prompt_level_loose_acc": "no pair has two answers that are known to be finished",
@@ -273,6 +282,7 @@ def _side(
     verdicts: list[Verdicts],
     logliks: tuple[np.ndarray, np.ndarray],
     qualities: tuple[np.ndarray, np.ndarray],
+    identified: tuple[np.ndarray, np.ndarray],
     tokens: np.ndarray,
 ) -> Side:
     """Side ``s`` (0 base, 1 trained) of what has an entry a side."""
@@ -284,6 +294,7 @@ def _side(
         distinct_2=np.array([text_distinct_2(text) for text in mine]),
         loglik=logliks[s],
         quality=qualities[s],
+        identified=identified[s],
         empty=np.array([not text.strip() for text in mine]),
         cut=np.array([np.nan if pair.cut[s] is None else pair.cut[s] for pair in pairs]),
         signals=[
@@ -294,6 +305,7 @@ def _side(
                 pair.wording,
                 (logliks[s][i], logliks[1 - s][i]),
                 (qualities[s][i], qualities[1 - s][i]),
+                (identified[s][i], identified[1 - s][i]),
             )
             for i, pair in enumerate(pairs)
         ],
@@ -327,6 +339,7 @@ def _values(pairs: Sequence[Pair], side: Side, lost: np.ndarray) -> Values:
         "prompt_level_strict_acc": 100.0 * strict,
         "quality": side.quality,
         "loglik": side.loglik,
+        "identified": 100.0 * side.identified,
         "words": side.words,
         "tokens": side.tokens,
         "distinct_2": side.distinct_2,
@@ -391,6 +404,8 @@ def _not_checked(
         found.append(("reference log-likelihood", f"not measured, because {notes['loglik']}"))
     elif n := int((np.isnan(base.loglik) | np.isnan(trained.loglik)).sum()):
         found.append((f"log-likelihood of {n} pairs", "an empty answer has none"))
+    if notes["identified"]:
+        found.append(("request identification", f"not measured, because {notes['identified']}"))
     if n := sum(asks_for_short_or_copied(pair.constraints) for pair in pairs):
         why = "their constraints ask for a short, copied or repeated answer"
         found.append((f"signals in the texts of {n} pairs", why))

@@ -7,17 +7,18 @@ answers are audited (paper, section 2.5).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from califkit import metrics
 from califkit.audit.compare import Audit, Both, Pair, audit
 from califkit.data.load import DataError
 from califkit.evaluation.response_files import Named, Responses, Row, answered, open_responses
-from califkit.evaluation.score_files import Settings, score_file
+from califkit.evaluation.score_files import Scored, Settings, score_file
 from califkit.models.reasoning import answer_text
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ def audit_files(
     filter: str | None = None,
     reference: str | None = None,
     judge: Judge | None = None,
+    identify: int | None = None,
     semantics: str = "published",
     thinking: bool = False,
     seed: int = 0,
@@ -112,6 +114,8 @@ def audit_files(
         Model whose likelihood is measured: the base policy, for the paper's numbers.
     judge
         Grades Response Quality; its cache makes it resumable.
+    identify
+        Against how many requests each answer is held, its own among them; needs a reference.
     semantics, seed, processes, progress
         As in `califkit.audit.compare.audit`.
     thinking, tokens_per_pass
@@ -122,24 +126,30 @@ def audit_files(
     DataError
         For input that cannot be used, before anything expensive starts; it names file and line.
     """
+    if identify is not None and reference is None:
+        raise DataError(f"identify = {identify}: request identification needs a reference")
     files = [
         open_responses(path, constraints, scoring=True, filter=filter) for path in (base, trained)
     ]
     paired = pair_up(files[0], files[1], thinking)
     pairs, source = paired.pairs, paired.source
     source.reference, source.judge = reference, None if judge is None else judge.settings.name
-    logliks = tokens = None
+    logliks = tokens = identified = None
     if reference is not None:
         if out is None:
             raise ValueError("a reference needs a folder for its scores")
-        settings = Settings(reference, thinking=thinking)
-        logliks, tokens = _score(files, paired.rows, out / "scores", settings, tokens_per_pass)
+        settings = Settings(reference, thinking=thinking, identify=identify)
+        scores = _score(files, paired.rows, out / "scores", settings, tokens_per_pass)
+        logliks, tokens = _of_both(scores, _loglik), _of_both(scores, lambda s: float(s.tokens))
+        if identify is not None:
+            identified = tuple(_identified(side, identify) for side in scores)
     qualities = None if judge is None else _judge(pairs, judge)
     report = audit(
         pairs,
         logliks,
         qualities,
         tokens,
+        identified=identified,
         semantics=semantics,
         seed=seed,
         processes=processes,
@@ -265,16 +275,27 @@ def _score(
     folder: Path,
     settings: Settings,
     tokens_per_pass: int,
-) -> tuple[Both, Both]:
-    """l and length in tokens of both sides."""
+) -> list[list[Scored]]:
+    """The scores of both sides."""
     folder.mkdir(parents=True, exist_ok=True)
-    logliks, tokens = [], []
-    for side, file, matched in zip(("base", "trained"), files, rows, strict=True):
-        output = folder / f"{side}.scores.jsonl"
-        scores = score_file(file, output, settings, tokens_per_pass, matched)
-        logliks.append(np.array([math.nan if s.loglik is None else s.loglik for s in scores]))
-        tokens.append(np.array([float(s.tokens) for s in scores]))
-    return tuple(logliks), tuple(tokens)
+    return [
+        score_file(file, folder / f"{side}.scores.jsonl", settings, tokens_per_pass, matched)
+        for side, file, matched in zip(("base", "trained"), files, rows, strict=True)
+    ]
+
+
+def _of_both(scores: Sequence[Sequence[Scored]], number: Callable[[Scored], float]) -> Both:
+    base, trained = (np.array([number(s) for s in side]) for side in scores)
+    return base, trained
+
+
+def _loglik(scored: Scored) -> float:
+    return math.nan if scored.loglik is None else scored.loglik
+
+
+def _identified(scores: Sequence[Scored], k: int) -> np.ndarray:
+    unknown = [math.nan] * k
+    return metrics.identified([s.identification.loglik or unknown for s in scores])
 
 
 def _judge(pairs: Sequence[Pair], judge: Judge) -> Both:

@@ -47,6 +47,8 @@ SIGNAL_MEANINGS = {
     f"{_S.REPETITION_SHARE:.0%} of all or more; from {_S.REPETITION_UNITS} words on, and over "
     "characters where there are fewer words.",
     "copied_constraint": f"{_S.COPIED_SHARE:.0%} of the words or more stand in the constraints.",
+    "request_lost": "the reference finds the answer no likelier given its own request than given "
+    "another one of the files, and the other answer likeliest given its own.",
     "loglik_drop": f"l at least {_S.LOGLIK_DROP:g} nats per token under the other answer's.",
     "quality_drop": f"Response Quality at least {_S.QUALITY_DROP:g} points under the other's.",
 }

@@ -75,6 +75,7 @@ SIGNALS = {
     "copied_constraint": "copied constraint words",
     "loglik_drop": "likelihood drop",
     "quality_drop": "quality drop",
+    "request_lost": "fits another request",
 }
 """Names of the signals, and how they are called on a page."""
 
@@ -209,6 +210,14 @@ def quality_drop(quality: float, other: float) -> Signal | None:
     return Signal("quality_drop", drop, f"RQ is {drop:g} points lower")
 
 
+def request_lost(identified: float, other: float) -> Signal | None:
+    """Not likelier given its own request than given all others, where the other response is
+    (`califkit.metrics.identified`); NaN: no signal."""
+    if not (identified < 1.0 and other == 1.0):
+        return None
+    return Signal("request_lost", identified, "it is no likelier given its request than another")
+
+
 def find_signals(
     text: str,
     other: str,
@@ -216,6 +225,7 @@ def find_signals(
     wording: str = "",
     logliks: tuple[float, float] = (math.nan, math.nan),
     qualities: tuple[float, float] = (math.nan, math.nan),
+    identified: tuple[float, float] = (math.nan, math.nan),
 ) -> dict[str, Signal]:
     """All signals of a response beside the other policy's, by name.
 
@@ -227,10 +237,11 @@ def find_signals(
         What both were asked to follow. `SHORT_OR_COPIED` ones switch the signals of the text off.
     wording
         The constraints as the prompt words them, without the request.
-    logliks, qualities
-        l and RQ of the response and of the other one; NaN where not measured.
+    logliks, qualities, identified
+        l, RQ and request identification of the response and of the other one; NaN where not
+        measured.
     """
-    found = [loglik_drop(*logliks), quality_drop(*qualities)]
+    found = [loglik_drop(*logliks), quality_drop(*qualities), request_lost(*identified)]
     if not asks_for_short_or_copied(constraints):
         found += [
             near_empty(text),

@@ -42,6 +42,7 @@ MEASURES = (
     Measure("inst_level_loose_acc", "constraints followed (loose)", "%", 1),
     Measure("quality", "Response Quality", "of 10", 2, -1, 0.5),
     Measure("loglik", "reference log-likelihood l", "nats per token", 2, -1, 0.5),
+    Measure("identified", "request identification, likeliest given its request", "%", 1, -1, 10.0),
     Measure("words", "length", "words", 1),
     Measure("tokens", "length", "tokens", 1),
     Measure("distinct_2", "distinct-2 (over words)", "", 3, -1, 0.1),

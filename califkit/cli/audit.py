@@ -11,6 +11,7 @@ import typer
 from califkit.cli.options import (
     Constraints,
     Filter,
+    Identify,
     OwnVerifiers,
     Processes,
     Semantics,
@@ -41,6 +42,7 @@ def audit(
     judges: Annotated[
         Path | None, typer.Option(help="YAML file with a list 'judges' of judge settings.")
     ] = None,
+    identify: Identify = None,
     out: Annotated[Path, typer.Option(help="Folder for audit.html, audit.json and scores.")] = Path(
         "audit"
     ),
@@ -72,6 +74,7 @@ def audit(
             filter=filter,
             reference=reference,
             judge=grader,
+            identify=identify,
             semantics=semantics,
             thinking=thinking,
             seed=seed,

@@ -32,6 +32,17 @@ TokensPerPass = Annotated[
 ]
 
 
+Identify = Annotated[
+    int | None,
+    typer.Option(
+        min=2,
+        metavar="K",
+        help="Also score each answer given K - 1 other requests: can one tell what was asked? K "
+        "times the work.",
+    ),
+]
+
+
 def _use(files: list[Path] | None) -> list[Path]:
     from califkit.verifiers import own
 

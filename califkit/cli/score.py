@@ -13,6 +13,7 @@ import typer
 from califkit.cli.options import (
     Constraints,
     Filter,
+    Identify,
     OwnVerifiers,
     Semantics,
     Thinking,
@@ -51,15 +52,7 @@ def score(
         ),
     ] = False,
     thinking: Thinking = False,
-    identify: Annotated[
-        int | None,
-        typer.Option(
-            min=2,
-            metavar="K",
-            help="Also score each answer given K - 1 other requests of the file: can one tell what "
-            "was asked? K times the work.",
-        ),
-    ] = None,
+    identify: Identify = None,
     tokens_per_pass: TokensPerPass = 2048,
     verifiers: OwnVerifiers = None,
 ) -> None:

@@ -101,6 +101,20 @@ def test_measures_of_two_answers_by_hand():
     assert report.lost.tolist() == [True, False], "the empty answer follows nothing"
 
 
+def test_identification_is_a_measure_and_a_sign():
+    texts = "Tea is made of leaves", "Tea is made of leaves too"
+    pairs = [Pair(f"p{i}", (NO_COMMA,), *texts) for i in range(4)]
+    report = audit(pairs, identified=([1, 1, 0, 1], [1, 0, 0, 1 / 2]))
+    found = report.differences["identified"]
+    assert (found.n, found.base, found.trained) == (4, 75.0, pytest.approx(100 * 1.5 / 4))
+    assert [list(new) for new in report.new_signals] == [[], ["request_lost"], [], ["request_lost"]]
+    assert not any("identification" in what for what, _ in report.not_checked)
+    without = audit(pairs)
+    assert without.differences["identified"].n == 0
+    why = "not measured, because it was not asked for (--identify)"
+    assert ("request identification", why) in without.not_checked
+
+
 def test_transitions_with_their_mean_changes():
     short, long = "Tea and milk", "Tea, milk, rain, snow"
     pairs = [

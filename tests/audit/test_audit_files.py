@@ -277,6 +277,30 @@ def test_a_reference_measures_l_of_the_pairs_and_continues(califkit, tiny, tmp_p
     assert code == 2 and "give a new file" in error, "scores of other responses are not mixed in"
 
 
+def test_a_reference_tells_which_answers_fit_their_request(califkit, tiny, tmp_path):
+    requests = ("Describe the sea.", "Name a drink.", "Describe ice.")
+    texts = ("Blue and wide", "Green tea", "Cold")
+    base = [row(i, texts[i], request=requests[i]) for i in range(3)]
+    trained = [row(i, "Yes", request=requests[i]) for i in range(3)]
+    paths = write_rows(tmp_path / "b.jsonl", *base), write_rows(tmp_path / "t.jsonl", *trained)
+    call = ["audit", *paths, "--out", tmp_path / "out", "--identify", "3"]
+    code, _, error = califkit(*call)
+    assert code == 2 and "identify = 3: request identification needs a reference" in error
+    assert califkit(*call, "--reference", "tiny-random-llama")[0] == 0
+    data = json.loads((tmp_path / "out" / "audit.json").read_text())
+    measure = next(m for m in data["measures"] if m["measure"] == "identified")
+
+    def share(answers) -> float:
+        hits = []
+        for own, text in zip(requests, answers, strict=True):
+            given = {x: whole_logits(tiny, x, ids_of(tiny, text)) for x in requests}
+            hits.append(max(given, key=given.get) == own)
+        return 100 * sum(hits) / 3
+
+    assert measure["base"] == pytest.approx(share(texts))
+    assert measure["trained"] == pytest.approx(share(["Yes"] * 3)) == pytest.approx(100 / 3)
+
+
 def test_a_judge_grades_both_sides(califkit, two_files, tmp_path):
     def graded(request):
         return score(2 if "Tea\n" in request.body["messages"][-1]["content"] else 8)

@@ -13,6 +13,7 @@ from califkit.audit.signals import (
     near_empty,
     quality_drop,
     repetition,
+    request_lost,
     text_distinct_2,
 )
 from califkit.verifiers import Constraint
@@ -136,9 +137,19 @@ def test_a_quality_drop_from_three_points():
     assert quality_drop(math.nan, 5) is None
 
 
+def test_an_answer_that_fits_another_request_as_well_has_lost_its_own():
+    assert request_lost(0.0, 1.0).name == "request_lost"
+    assert request_lost(0.5, 1.0).value == 0.5, "a tie with another request"
+    assert request_lost(1.0, 1.0) is None
+    assert request_lost(0.0, 0.0) is None, "nor does the other answer tell"
+    assert request_lost(math.nan, 1.0) is None
+
+
 def test_signals_come_by_name():
-    found = find_signals("nebula paradox", PROSE, [KEYWORDS], "", (-6.0, -1.0), (1.0, 7.0))
+    measured = (-6.0, -1.0), (1.0, 7.0), (0.0, 1.0)
+    found = find_signals("nebula paradox", PROSE, [KEYWORDS], "", *measured)
     names = ["near_empty", "length_collapse", "copied_constraint", "loglik_drop", "quality_drop"]
+    names.append("request_lost")
     assert list(found) == names
     assert [signal.name for signal in found.values()] == names
 
