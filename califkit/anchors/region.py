@@ -47,20 +47,9 @@ def read_bound(value: object, name: str, method: str = "calif") -> float:
 
 
 def zones(l: ArrayLike, l0: ArrayLike, l1: ArrayLike, ceiling_margin: float = 0.0) -> np.ndarray:
-    """Zone of each rollout, one of `ZONES`.
+    """Zone of each rollout, one of `ZONES`; arguments broadcast, NaN is missing.
 
-    Parameters
-    ----------
-    l, l0, l1
-        Log-likelihoods in nats per token, broadcast to a common shape; NaN means missing.
-    ceiling_margin
-        As in `calif_reward`: inside reaches up to l1 plus this. Which bounds are reversed does not
-        depend on it.
-
-    Returns
-    -------
-    numpy.ndarray
-        Strings, of the common shape.
+    Inside reaches up to l1 plus the margin; which bounds are reversed does not depend on it.
     """
     l, l0, l1 = np.broadcast_arrays(*floats(l, l0, l1))
     missing = np.isnan(l) | np.isnan(l0) | np.isnan(l1)

@@ -30,13 +30,7 @@ GRADING_MODES = ("binary", "fraction")
 
 
 def completion_text(completion: Any) -> str:
-    """The text of a completion: a string, or the last assistant message of a conversation.
-
-    Raises
-    ------
-    ValueError
-        A conversation without an assistant message.
-    """
+    """The text of a completion: a string, or the last assistant message of a conversation."""
     if isinstance(completion, str):
         return completion
     for message in reversed(list(completion)):
@@ -60,13 +54,6 @@ class VerifierReward:
 
     The data set has, beside ``prompt``, a column ``constraints`` (as `constraints_json` writes it)
     or ``ground_truth`` (as in the training set).
-
-    Parameters
-    ----------
-    semantics
-        ``published`` or ``repaired`` verdicts.
-    thinking
-        Whether rollouts are drawn in thinking mode.
     """
 
     def __init__(self, semantics: str = "published", thinking: bool = False) -> None:
@@ -163,18 +150,8 @@ def gym_verify(
 ) -> dict[str, Any]:
     """Score a response to a NeMo Gym row.
 
-    Parameters
-    ----------
-    row
-        With ``verifier_metadata``: ``instruction_id_list``, ``kwargs`` and ``grading_mode``
-        (``fraction`` if it is missing).
-    response
-        Text, or a response of the Responses API (its ``output`` holds messages and other items).
-
-    Returns
-    -------
-    dict
-        ``reward``, ``follow_all_instructions`` and ``follow_instruction_list``.
+    The response is text, or one of the Responses API (its ``output`` holds messages and other
+    items). Returns ``reward``, ``follow_all_instructions`` and ``follow_instruction_list``.
     """
     metadata = row["verifier_metadata"]
     grading_mode = metadata.get("grading_mode", "fraction")

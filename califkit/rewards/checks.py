@@ -34,25 +34,8 @@ class RewardError(CalifkitError, ValueError):
 
 
 def check_config(args: Any, peft_config: Any = None, *, bounds_temperature: float = 1.0) -> None:
-    """Refuse settings under which l and the bounds could not be compared; needs no model.
-
-    Parameters
-    ----------
-    args
-        The ``GRPOConfig``.
-    peft_config
-        The adapter that the trainer will make, if any.
-    bounds_temperature
-        At which the answers behind l0 and l1 were drawn.
-
-    Raises
-    ------
-    RewardError
-        For a reference that moves, or rollouts that are drawn otherwise than the answers
-        behind the bounds.
-    califkit.rewards.reference.NoReferenceError
-        For an adapter under which the starting policy cannot be had.
-    """
+    """Refuse settings of a ``GRPOConfig`` and an adapter under which l and the bounds could not be
+    compared; needs no model. The answers behind these were drawn at ``bounds_temperature``."""
     if args.sync_ref_model:
         raise RewardError(
             "sync_ref_model=True moves the reference that l0 and l1 were measured under"
@@ -82,14 +65,7 @@ def check_config(args: Any, peft_config: Any = None, *, bounds_temperature: floa
 
 
 def check_template(trainer: Any, *, thinking: bool) -> None:
-    """Refuse prompts that are rendered for another mode than the rewards are made for.
-
-    Raises
-    ------
-    RewardError
-        If ``enable_thinking`` is set otherwise, or is not set and the chat template's own default
-        is another; or if the template opens a think block though thinking is off.
-    """
+    """Refuse prompts that are rendered for another mode than the rewards are made for."""
     given = trainer.args.chat_template_kwargs or {}
     asked = given.get("enable_thinking", thinking)
     if bool(asked) != thinking:
@@ -122,14 +98,8 @@ def check_template(trainer: Any, *, thinking: bool) -> None:
 
 
 def check_step(trainer: Any) -> None:
-    """Refuse a training set that does not fill one step.
-
-    Raises
-    ------
-    RewardError
-        With both numbers. TRL leaves out what does not fill a step, so it would end at once,
-        without an error.
-    """
+    """Refuse a training set that does not fill one step: TRL leaves out what does not fill one, so
+    it would end at once, without an error."""
     from datasets import IterableDataset
 
     if isinstance(trainer.train_dataset, IterableDataset):
@@ -157,27 +127,14 @@ def check_columns(columns: Iterable[str], needed: Sequence[str]) -> None:
 def check_dataset(dataset: Any, name: str, needed: Sequence[str], method: str) -> list[str]:
     """Read every row of a data set; what looks like a mistake, but is possible, is returned.
 
+    Of an ``IterableDataset`` only the columns are checked, if it knows them.
+
     Parameters
     ----------
-    dataset
-        A ``Dataset``. Of an ``IterableDataset`` only the columns are checked, if it knows them.
     name
         What messages call it, as in "training set".
     needed
         Columns that it has to have beside ``prompt``.
-    method
-        The method that is trained; see `check_row`.
-
-    Raises
-    ------
-    RewardError
-        For a missing column, a row that cannot be used, or no l0 or l1 in any row.
-
-    Returns
-    -------
-    list of str
-        Sentences: that most bounds are reversed, every request is its whole prompt, or prompts hold
-        a system turn.
     """
     from datasets import IterableDataset
 
@@ -222,13 +179,7 @@ def check_dataset(dataset: Any, name: str, needed: Sequence[str], method: str) -
 
 
 def check_prompt(prompt: Any) -> None:
-    """Refuse a prompt that is no conversation.
-
-    Raises
-    ------
-    ValueError
-        TRL puts only conversations in the chat template, in which l is taken.
-    """
+    """Refuse a prompt that is no conversation."""
     turns = prompt if isinstance(prompt, list | tuple) else ()
     if not turns or not all(
         isinstance(t, Mapping) and {"role", "content"} <= set(t) for t in turns
@@ -242,19 +193,9 @@ def check_prompt(prompt: Any) -> None:
 def check_row(
     row: Mapping[str, Any], method: str
 ) -> tuple[tuple[Constraint, ...], dict[str, float]]:
-    """The constraints of a row of the data set and its numbers, NaN where they are missing.
+    """The constraints of a row with `COLUMNS`, and its numbers, NaN where they are missing.
 
-    Parameters
-    ----------
-    row
-        With `COLUMNS` and perhaps ``anchor_r_ver`` and ``anchor_tokens``.
-    method
-        As in `califkit.anchors.region.read_bound`.
-
-    Raises
-    ------
-    ValueError
-        For a value that cannot be used; names column and value.
+    ValueError names the column and a value that cannot be used for rewards of ``method``.
     """
     request = row["request"]
     if not isinstance(request, str) or not request.strip():

@@ -2,8 +2,8 @@
 
 The reward is ``r_ver + alpha * [r_ver > 0 and s > tau]`` (`califkit.rewards.rules.judge_reward`). s
 is the judge's score, from 1 to 10, of the final answer given the request x alone, by the prompt of
-response quality. Only rollouts with r_ver > 0 are put to the judge, as no other can earn the bonus.
-One that stays unscored earns none and is counted.
+response quality. Only rollouts with r_ver > 0, which alone can earn the bonus, are put to the
+judge. One that stays unscored earns none and is counted.
 
 tau is the mean score that this very judge gives to the constrained reference answers y0 of the
 training prompts, fixed before the first step. The authors' development code has whole thresholds
@@ -48,24 +48,7 @@ class Grader(Protocol):
 
 @dataclass(frozen=True)
 class JudgeRule:
-    """The judge reward of a training run.
-
-    Parameters
-    ----------
-    method
-        One of `califkit.runs.settings.JUDGE_METHODS`.
-    alpha
-        Size of the bonus, positive.
-    judge
-        Who scores.
-    tau
-        The score that has to be exceeded.
-
-    Raises
-    ------
-    ValueError
-        If one of them is missing or cannot be used.
-    """
+    """The judge reward of a training run: a bonus of alpha where the judge's score exceeds tau."""
 
     method: str
     alpha: float
@@ -89,20 +72,9 @@ class JudgeRule:
     ) -> Callable[[], None]:
         """Begin to judge rollouts in a thread; returns a function that waits for the verdicts.
 
-        Parameters
-        ----------
-        rows
-            One a rollout, with ``r_ver``. The returned function writes into them ``judge_status``
-            (of `califkit.judges.verdicts.Verdict`; None if not asked) and ``judge_score`` (None if
-            not asked or unscored).
-        requests, answers
-            x and the final answer of each rollout.
-
-        Raises
-        ------
-        JudgeError
-            In the returned function: if the endpoint would refuse every call, or if there are
-            `DEAD` calls or more and all of them have failed.
+        That writes into the rows ``judge_status`` (None if not asked) and ``judge_score`` (None if
+        not asked or unscored). It raises `JudgeError` if the endpoint would refuse every call, or
+        if there are `DEAD` calls or more and all of them have failed.
         """
         numbers = [i for i, row in enumerate(rows) if row["r_ver"] > 0]
         items = [(requests[i], answers[i]) for i in numbers]
@@ -131,13 +103,8 @@ class JudgeRule:
 def reward_rule(
     method: str, alpha: float | None, judge: Grader | None, tau: float | None, **options: Any
 ) -> RewardRule | JudgeRule:
-    """The rule of any method; ``options`` are those of `RewardRule`.
-
-    Raises
-    ------
-    ValueError
-        For an unknown method, what it lacks, or an option that it does not use.
-    """
+    """The rule of any method; ``options`` are those of `RewardRule`. ValueError for an unknown
+    method, what it lacks, or an option that it does not use."""
     if method in JUDGE_METHODS:
         unused = {k: v for k, v in options.items() if v is not False}
     else:
@@ -152,17 +119,9 @@ def reward_rule(
 def judge_statistics(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """What the training log keeps of the judge in one step, beside `step_statistics`.
 
-    Parameters
-    ----------
-    rows
-        All rollouts of the step: ``r_ver``, ``reward``, ``judge_status`` and ``judge_score``.
-
-    Returns
-    -------
-    dict of str to float
-        Counts of rollouts: ``judge/calls`` (put to the judge), ``judge/unscored`` and, of those,
-        ``judge/<status>``. Left out where undefined: ``judge/score`` (mean), ``judge/bonus`` (share
-        of the rollouts with r_ver > 0 that got it).
+    Counts of rollouts: ``judge/calls`` (put to the judge), ``judge/unscored`` and, of those,
+    ``judge/<status>``. Left out where undefined: ``judge/score`` (mean), ``judge/bonus`` (share of
+    the rollouts with r_ver > 0 that got it).
     """
     counts = dict.fromkeys(get_args(Status), 0)
     counts |= Counter(row["judge_status"] for row in rows if row["judge_status"] is not None)

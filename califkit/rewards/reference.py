@@ -46,16 +46,9 @@ class NoReferenceError(CalifkitError, ValueError):
 class Reference:
     """Where the reference lives.
 
-    Parameters
-    ----------
-    model
-        A causal language model, out of its data-parallel wrapper. ZeRO-3 and FSDP2 keep their hooks
-        on the modules, so calling it is right there too.
-    active
-        Makes a context in which ``model`` computes as the reference; to be entered around each
-        forward.
-    kind
-        One of the four kinds above, for logs.
+    ``model`` is out of its data-parallel wrapper; ZeRO-3 and FSDP2 keep their hooks on the modules,
+    so calling it is right there too. ``active`` makes a context in which it computes as the
+    reference, to be entered around each forward. ``kind`` is one of the four above, for logs.
     """
 
     model: nn.Module
@@ -64,20 +57,10 @@ class Reference:
 
 
 def find_reference(trainer: Any) -> Reference:
-    """The reference of a ``GRPOTrainer`` that has not trained yet.
+    """The reference of a ``GRPOTrainer`` that has not trained yet; it may resume from a checkpoint.
 
-    Parameters
-    ----------
-    trainer
-        As constructed; ``trainer.train`` may follow with or without ``resume_from_checkpoint``.
-        An adapter that was trained before gets a frozen copy named `COPY` if the trainer made none
-        (it does so for beta > 0); checkpoints then hold it too.
-
-    Raises
-    ------
-    NoReferenceError
-        Training has begun, weights are split by FSDP 1, the reference's weights are not those of
-        the policy, or there is no path to load a copy from.
+    An adapter that was trained before gets a frozen copy named `COPY` if the trainer made none (it
+    does so for beta > 0); checkpoints then hold it too. `NoReferenceError` says why there is none.
     """
     if trainer.state.global_step > 0:
         raise NoReferenceError(
@@ -105,13 +88,7 @@ def find_reference(trainer: Any) -> Reference:
 
 
 def check_adapter(config: Any) -> None:
-    """Refuse a PEFT configuration under which l of the starting policy cannot be had.
-
-    Parameters
-    ----------
-    config
-        Of a LoRA or another adapter, as given to the trainer or found in its model.
-    """
+    """Refuse a PEFT configuration under which l of the starting policy cannot be had."""
     names = [
         name
         for field in ("target_modules", "modules_to_save", "target_parameters")

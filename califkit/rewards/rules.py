@@ -15,7 +15,10 @@ satisfied constraints, in [0, 1]. l, l0 and l1 are mean token log-likelihoods gi
 alone, in nats per token. NaN means missing, as for an answer without text or a prompt whose
 anchors failed; the paper leaves this case open, and here such a rollout keeps r_ver. A bound that
 a function does not use may be missing. ``alpha`` is the size of the bonus, positive. Every reward
-is 0 where r_ver = 0.
+is 0 where r_ver = 0. A number out of its range is a ValueError.
+
+A new reward is a function here and a line in `_METHODS`; its name goes into
+`califkit.runs.settings.Method`.
 """
 
 # ruff: noqa: E741  (l is the paper's name for the log-likelihood)
@@ -44,12 +47,10 @@ def calif_reward(
 ) -> np.ndarray:
     """The CaLIF reward (paper section 2.3); the formula heads this module.
 
+    If any of l, l0, l1 is missing, both bounds are off: r_ver. Rewards lie in [0, 1 + alpha].
+
     Parameters
     ----------
-    r_ver, l, l0, l1
-        See the module. If any of l, l0, l1 is missing, both bounds are off: r_ver.
-    alpha
-        Size of the bonus, > 0.
     reversed_bounds
         None is the paper's rule, which zeroes above l1 in reversed bounds too. ``"keep"`` pays
         r_ver wherever l0 > l1, as the authors' development code does since August 2026. It matters
@@ -59,16 +60,6 @@ def calif_reward(
     ceiling_margin
         m >= 0 in nats per token: zero only where l > l1 + m, and the bonus region reaches up to
         l1 + m. Which bounds are reversed is still decided by l0 > l1.
-
-    Returns
-    -------
-    numpy.ndarray
-        Rewards in [0, 1 + alpha], of the broadcast shape.
-
-    Raises
-    ------
-    ValueError
-        For r_ver outside [0, 1], alpha <= 0, a negative margin or an unknown ``reversed_bounds``.
 
     Examples
     --------
@@ -86,11 +77,7 @@ def calif_reward(
 
 
 def direct_bonus_reward(r_ver: ArrayLike, l: ArrayLike, alpha: float) -> np.ndarray:
-    """Direct bonus (paper sections 2.4, 6): ``r_ver + alpha * exp(l) * [r_ver > 0]``.
-
-    Needs no bounds. exp(l) lies in (0, 1], so rewards lie in [0, 1 + alpha]. Arguments as in
-    `calif_reward`; a missing l pays r_ver.
-    """
+    """Direct bonus (paper sections 2.4, 6): ``r_ver + alpha * exp(l) * [r_ver > 0]``."""
     (l,) = floats(l)
     return _pay(r_ver, alpha, bonus_where=~np.isnan(l), share=np.exp(l))
 
@@ -101,8 +88,7 @@ def no_lower_reward(r_ver: ArrayLike, l: ArrayLike, l1: ArrayLike, alpha: float)
         l <= l1   r_ver + alpha * [r_ver > 0]
         l > l1    0
 
-    l0 is not used, so no bounds are reversed. Arguments and range as in `calif_reward`; a missing
-    l or l1 pays r_ver.
+    l0 is not used, so no bounds are reversed.
     """
     l, l1 = floats(l, l1)
     return _pay(r_ver, alpha, bonus_where=l <= l1, zero_where=l > l1)
@@ -114,8 +100,7 @@ def no_upper_reward(r_ver: ArrayLike, l: ArrayLike, l0: ArrayLike, alpha: float)
         l < l0    r_ver
         l >= l0   r_ver + alpha * [r_ver > 0]
 
-    Nothing is zeroed and l1 is not used, so no bounds are reversed. Arguments and range as in
-    `calif_reward`; a missing l or l0 pays r_ver.
+    Nothing is zeroed and l1 is not used, so no bounds are reversed.
     """
     l, l0 = floats(l, l0)
     return _pay(r_ver, alpha, bonus_where=l >= l0)
@@ -129,7 +114,7 @@ def no_lower_dev_reward(r_ver: ArrayLike, l: ArrayLike, l0: ArrayLike, l1: Array
 
     No bonus at all, where the paper says that responses "remain eligible" for it
     (`no_lower_reward`). A bonus for everybody cancels in the mean of a group, so both should train
-    alike. l0 matters only by being there: a missing l, l0 or l1 pays r_ver. Rewards lie in [0, 1].
+    alike. l0 matters only by being there.
     """
     return np.where(exceeds_ceiling(l, l0, l1), 0.0, _fractions(r_ver, "r_ver"))
 
@@ -147,8 +132,7 @@ def no_upper_dev_reward(
                     l >= l0   r_ver + alpha * [r_ver > 0]
         l0 > l1:    r_ver
 
-    Unlike `no_upper_reward` it pays no bonus in reversed bounds. Arguments and range as in
-    `calif_reward`; a missing l, l0 or l1 pays r_ver.
+    Unlike `no_upper_reward` it pays no bonus in reversed bounds.
     """
     l, l0, l1 = floats(l, l0, l1)
     return _pay(r_ver, alpha, bonus_where=(l0 <= l1) & (l >= l0))
@@ -157,26 +141,8 @@ def no_upper_dev_reward(
 def judge_reward(r_ver: ArrayLike, score: ArrayLike, tau: float, alpha: float) -> np.ndarray:
     """Judge reward (paper sections 2.4, 5): ``r_ver + alpha * [r_ver > 0 and score > tau]``.
 
-    One rule for both judges of Table 3: the base policy itself, and a stronger model.
-
-    Parameters
-    ----------
-    r_ver
-        See the module.
-    score
-        The judge's score of each response to the request alone; NaN means that the judge failed
-        and pays no bonus.
-    tau
-        Mean score that this very judge gives over the training instances, fixed before training;
-        strictly more is needed (open point A5). The authors' development code uses fixed whole
-        thresholds instead, score >= t; with whole scores, tau = t - 0.5 is the same rule.
-    alpha
-        Size of the bonus, > 0.
-
-    Returns
-    -------
-    numpy.ndarray
-        Rewards in [0, 1 + alpha], of the broadcast shape.
+    One rule for both judges of Table 3: the base policy itself, and a stronger model. A score of
+    NaN means that the judge failed and pays no bonus; for tau see `califkit.rewards.judge`.
     """
     if math.isnan(tau):
         raise ValueError("tau is NaN: no bonus would ever be paid")
@@ -218,25 +184,18 @@ REGION_RULES = tuple(name for name, method in _METHODS.items() if method.has_reg
 
 @dataclass(frozen=True)
 class RewardRule:
-    """The reward of a training run: a method and its options, checked once, then called.
+    """The reward of a training run: one of `METHODS` and its options, checked once, then called.
 
     Parameters
     ----------
-    method
-        One of `METHODS`.
     alpha
-        Size of the bonus, positive; None or without effect where the method pays none.
+        Size of the bonus; None or without effect where the method pays none.
     reversed_bounds, ceiling_margin
         As in `calif_reward`, only for `REGION_RULES`; None is the paper's rule. The logged zones
         take the margin along; for the rest they describe the bounds, not the method.
     bonus_requires_compliant_anchor
         Only for `REGION_RULES`: no bonus where the constrained anchor violates one of its own
         constraints or its verdict is missing; what is zeroed stays zeroed.
-
-    Raises
-    ------
-    ValueError
-        For an unknown method, a value out of range, or an option that the method does not use.
     """
 
     method: str = "calif"
@@ -275,15 +234,8 @@ class RewardRule:
         l1: ArrayLike,
         anchor_r_ver: ArrayLike | None = None,
     ) -> np.ndarray:
-        """Rewards of rollouts, of the broadcast shape.
-
-        Parameters
-        ----------
-        r_ver, l, l0, l1
-            See the module.
-        anchor_r_ver
-            r_ver of each prompt's constrained anchor, NaN if missing; only
-            `bonus_requires_compliant_anchor` looks at it and then needs it.
+        """Rewards of rollouts, of the broadcast shape. ``anchor_r_ver`` is that of each prompt's
+        constrained anchor; only `bonus_requires_compliant_anchor` looks at it and then needs it.
         """
         method, options = _METHODS[self.method], {}
         if method.has_region:

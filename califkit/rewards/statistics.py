@@ -41,17 +41,11 @@ def step_statistics(
 
     Parameters
     ----------
+    rows
+        All rollouts of the step, from every process, as `califkit.rewards.trl.CalifReward` hands
+        them to ``on_rollouts``; None where unknown.
     ceiling_margin
         How far above l1 a reward is zeroed (nats).
-    rows
-        All rollouts of the step, from every process. Keys: ``group`` (hashable, the same for the
-        rollouts of one prompt), ``r_ver``, ``reward``, ``loglik``, ``l0`` and ``l1`` (nats per
-        token or None), ``zone`` (one of `ZONES`), ``tokens``, ``distinct_2`` (or None),
-        ``clipped`` (cut at the token limit), ``types`` (of constraint -> [followed, total],
-        where the type is the id up to the colon). A row may also have
-        ``anchor_r_ver`` (of the prompt's constrained reference answer), and ``answer_tokens`` with
-        ``anchor_tokens`` (length of the answer without reasoning, and of that reference answer);
-        None where unknown.
 
     Returns
     -------
@@ -83,11 +77,6 @@ def step_statistics(
 
         ``loglik`` and ``distinct_2`` are NaN where no rollout has one; whatever else is undefined
         is left out.
-
-    Raises
-    ------
-    ValueError
-        Without rollouts, or for an unknown zone.
     """
     if not rows:
         raise ValueError("no rollouts to describe")
@@ -95,7 +84,7 @@ def step_statistics(
     if unknown := set(zone.tolist()) - set(ZONES):
         raise ValueError(f"unknown zone {sorted(unknown)}; known: {', '.join(ZONES)}")
     r_ver, reward, l, l0, l1 = (  # noqa: E741
-        _column(rows, key) for key in ("r_ver", "reward", "loglik", "l0", "l1")
+        _values(rows, key) for key in ("r_ver", "reward", "loglik", "l0", "l1")
     )
     groups = _groups([row["group"] for row in rows])
     satisfied = r_ver > 0
@@ -109,9 +98,9 @@ def step_statistics(
     always = {
         "r_ver": float(r_ver.mean()),
         "loglik": nan_mean(l),
-        "distinct_2": nan_mean(_column(rows, "distinct_2")),
-        "tokens": float(_column(rows, "tokens").mean()),
-        "clipped": float(_column(rows, "clipped").mean()),
+        "distinct_2": nan_mean(_values(rows, "distinct_2")),
+        "tokens": float(_values(rows, "tokens").mean()),
+        "clipped": float(_values(rows, "clipped").mean()),
         "above_ceiling": float((satisfied & exceeds_ceiling(l, l0, l1, ceiling_margin)).mean()),
         "reward_minus_r_ver": float((reward - r_ver).mean()),
     } | {f"zone/{name}": float((zone == name).mean()) for name in ZONES}
@@ -133,18 +122,10 @@ def step_statistics(
 def alarms(history: Sequence[Mapping[str, Any]]) -> list[str]:
     """Plain-language warnings that hold at the last step of a run.
 
-    Parameters
-    ----------
-    history
-        Logged steps in order, from the first one on, with the names of `step_statistics`; also
-        ``step`` and, if it is logged, ``entropy`` (mean token entropy of the policy, in nats).
-        What a step lacks (or has as None or NaN) raises no alarm.
-
-    Returns
-    -------
-    list of str
-        At most one sentence for each alarm; empty if there is nothing to say. Where rollouts start
-        is an alarm of the first step alone; a stretch of steps is one while it lasts.
+    ``history`` holds the logged steps in order, from the first one on, with the names of
+    `step_statistics`, ``step`` and, if it is logged, ``entropy`` (mean token entropy of the policy,
+    in nats). What a step lacks (or has as None or NaN) raises no alarm. Where rollouts start is an
+    alarm of the first step alone; a stretch of steps is one while it lasts.
     """
     if not history:
         return []
@@ -186,11 +167,6 @@ def alarms(history: Sequence[Mapping[str, Any]]) -> list[str]:
             "so the bounds say little of such rollouts"
         )
     return found
-
-
-def _column(rows: Sequence[Mapping[str, Any]], key: str) -> np.ndarray:
-    """One value a row as float; None is NaN."""
-    return np.array([row[key] for row in rows], dtype=float)
 
 
 def _values(rows: Sequence[Mapping[str, Any]], key: str) -> np.ndarray:

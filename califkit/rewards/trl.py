@@ -149,16 +149,10 @@ class CalifReward:
         Raises
         ------
         RewardError
-            Settings that make l and the bounds incomparable (see `check_config`), a chat template
-            that does not render prompts for ``thinking``, a column that is missing, a row that
-            cannot be used, no l0 or l1 in any row, or fewer rows than prompts in a step.
+            Settings, a chat template or data that cannot be used: see `califkit.rewards.checks`,
+            also for what is warned about.
         califkit.rewards.reference.NoReferenceError
             The starting policy cannot be had.
-
-        Warns
-        -----
-        UserWarning
-            Data that look wrong: see `califkit.rewards.checks.check_dataset`.
         """
         check_config(trainer.args, bounds_temperature=self.bounds_temperature)
         check_template(trainer, thinking=self.thinking)
@@ -196,15 +190,8 @@ class CalifReward:
     ) -> list[float]:
         """Rewards of this process's rollouts, in the order given (TRL's calling convention).
 
-        Every process has to call it at the same time. An error in the data of one process is
-        raised by all.
-
-        Raises
-        ------
-        RuntimeError
-            Before `bind`.
-        RewardError
-            For data that cannot be used; names process, rollout, key and cause.
+        Every process has to call it at the same time. `RewardError` for data that cannot be used
+        names process, rollout, key and cause, and is raised by all.
         """
         from accelerate.utils import gather_object
 
@@ -214,10 +201,14 @@ class CalifReward:
             rows, requests, answers = self._verified(prompts, completions, completion_ids, columns)
         if isinstance(self.rule, JudgeRule):
             wait_for_judge = self.rule.ask(rows, requests, [answer.text for answer in answers])
+        scored = [
+            answer.token_ids if self.score_zero_reward or row["r_ver"] > 0 else []
+            for row, answer in zip(rows, answers, strict=True)
+        ]
         # Where each pass is a collective, an error between two of them cannot be shared: it ends
         # this process, and with it the job.
         with nullcontext() if self.scorer.lockstep else raised_everywhere():
-            likelihood = self.scorer.score(requests, self._scored(rows, answers))
+            likelihood = self.scorer.score(requests, scored)
         with raised_everywhere():
             if isinstance(self.rule, JudgeRule):
                 wait_for_judge()
@@ -237,19 +228,11 @@ class CalifReward:
             self.on_rollouts(trainer_state.global_step if trainer_state else 0, step)
         return rewards
 
-    def _scored(self, rows: list[dict[str, Any]], answers: list[Answer]) -> list[list[int]]:
-        """Token ids to score; none of an answer that is left out."""
-        return [
-            answer.token_ids if self.score_zero_reward or row["r_ver"] > 0 else []
-            for row, answer in zip(rows, answers, strict=True)
-        ]
-
     @property
     def _needed(self) -> tuple[str, ...]:
         """Columns that the data set has to have."""
-        if self.rule.bonus_requires_compliant_anchor:
-            return (*COLUMNS, "anchor_r_ver")
-        return COLUMNS
+        more = ("anchor_r_ver",) if self.rule.bonus_requires_compliant_anchor else ()
+        return (*COLUMNS, *more)
 
     def _verified(
         self,

@@ -83,13 +83,7 @@ class CalifVerlReward:
     ) -> list[dict[str, float]]:
         """One dict a rollout, in the order given: ``score`` (the reward) and, for the logs,
         ``r_ver``, ``l`` (nats per token, NaN for an empty answer), and 1 or 0 for ``inside`` and
-        ``above`` the region and for ``reversed`` bounds.
-
-        Raises
-        ------
-        ValueError
-            For a rollout whose ground truth or ``extra_info`` cannot be used; names both.
-        """
+        ``above`` the region and for ``reversed`` bounds."""
         rows = [_row(info, self.rule.method) for info in infos]
         requests, l0, l1 = zip(*rows, strict=True) if rows else ((), (), ())
         constraints = [read_constraints(truth) for truth in ground_truths]
@@ -221,17 +215,8 @@ def verl_row(
     index: int = 0,
     split: str = "train",
 ) -> dict[str, Any]:
-    """A prompt as a row of verl's Parquet files.
-
-    Parameters
-    ----------
-    prompt
-        What the policy sees: request and constraints, one user turn.
-    request, constraints, l0, l1
-        What the reward needs; bounds as `califkit.anchors.bounds.measure_bounds` gives them.
-    index, split
-        Name the row in messages and logs.
-    """
+    """A prompt (request and constraints, one user turn) as a row of verl's Parquet files; bounds as
+    `califkit.anchors.bounds.measure_bounds` gives them. ``index`` and ``split`` name it in logs."""
     return {
         "data_source": "califkit",
         "prompt": [{"role": "user", "content": prompt}],

@@ -28,9 +28,6 @@ MANY_UNSCORED = 0.1
 """With a larger share of unscored reference answers there is no tau."""
 
 
-# ---------------------------------------------------------------- the training stage
-
-
 @dataclass(frozen=True)
 class Tau:
     """The threshold of a run and where it comes from; the counts are of reference answers.
@@ -49,15 +46,8 @@ class Tau:
 
 
 def judge_settings(stage: TrainStage, execution: Execution) -> JudgeSettings:
-    """How the judge of a stage is reached, after a look at all that can be told in advance.
-
-    Raises
-    ------
-    ParamsError
-        If the stage has no judge or alpha, ``execution`` has no judge of that name or one that
-        would answer otherwise, the key is not there, or training may take more calls than
-        ``max_calls``.
-    """
+    """How the judge of a stage is reached. `ParamsError` for what can be told in advance: no judge
+    or alpha, another judge in ``execution``, no key, or more calls than ``max_calls``."""
     for name in ("judge", "alpha"):
         if getattr(stage, name) is None:
             raise ParamsError(f"method {stage.method} needs {name}, and the stage has none")
@@ -84,14 +74,8 @@ def fixed_tau(
 ) -> Tau:
     """The tau of a training run: as it was begun with, else given, else measured now.
 
-    Prints what the judge may cost. Kept in `TAU` in the folder of the run.
-
-    Raises
-    ------
-    StaleRunError
-        If the run was begun with another wording of the judge's prompt.
-    JudgeError
-        If the run may cost more than ``max_cost``, or as `measure_tau`.
+    Prints what the judge may cost, which must not exceed ``max_cost`` (`JudgeError`). Kept in `TAU`
+    in the folder of the run, which `StaleRunError` protects from another wording of the prompt.
     """
     path = run.folder / TAU
     stored = Tau(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
@@ -120,21 +104,9 @@ def fixed_tau(
 def measure_tau(anchors: Run, instances: Sequence[Instance], judge: Grader) -> Tau:
     """Mean score of the constrained reference answers y0 as answers to the request alone (A5).
 
-    Unscored answers are left out and counted, as are empty ones.
-
-    Parameters
-    ----------
-    anchors
-        A complete anchor run.
-    instances
-        The prompts to train on; answers of others are passed over.
-
-    Raises
-    ------
-    JudgeError
-        If no answer is scored, or more than `MANY_UNSCORED` of them are not; names the reasons.
-    AnchorError
-        If there is no answer.
+    Of a complete anchor run; answers to other prompts than ``instances`` are passed over. Unscored
+    answers are left out and counted, as are empty ones. `JudgeError` names the reasons if none is
+    scored or more than `MANY_UNSCORED` of them are not.
     """
     items, empty = _reference_answers(anchors, instances)
     verdicts = judge.quality(items)
