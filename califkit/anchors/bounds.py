@@ -35,7 +35,7 @@ def measure_bounds(
 
     An answer to the prompt gives l0, one to the request alone gives l1. Both are drawn without
     truncation and scored at temperature 1 given the request alone, in the chat template with
-    thinking off. Several draws are averaged.
+    thinking off. Several samples are averaged.
 
     Parameters
     ----------

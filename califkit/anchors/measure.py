@@ -2,14 +2,14 @@
 
 y0 answers request and constraints (``constrained``), y1 the request alone (``natural``). Both are
 drawn from the frozen reference as rollouts are, and both are scored given the request alone:
-l0 = l(y0; x), l1 = l(y1; x). With several draws a bound is their mean, or an end of a confidence
+l0 = l(y0; x), l1 = l(y1; x). With several samples a bound is their mean, or an end of a confidence
 interval (`califkit.anchors.table.bounds_for`). An empty answer is drawn again a few times; if it
 stays empty, it is missing, and that is counted. Verifier and l see the answer behind the reasoning
 (section 2.5).
 
 The answers are kept as rows on disk (`califkit.anchors.rows`), the bounds in one table that says
 how they were measured (`califkit.anchors.table`). `califkit.anchors.report` tells whether they are
-sound, with the help of extra draws (`califkit.anchors.probe`).
+sound, with the help of extra samples (`califkit.anchors.probe`).
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ def draw_and_score(
     settings: AnchorSettings,
     stream: Sequence[int] = (),
 ) -> list[dict[str, Any]]:
-    """The rows of a unit; ``stream`` continues the seed and keeps other draws of the same prompts
+    """The rows of a unit; ``stream`` continues the seed and keeps other samples of the same prompts
     apart."""
     responses, tries = _draw_until_answered(engine, unit, settings, number, stream)
     scores = scorer.score(
@@ -288,7 +288,7 @@ def self_test(
     requests = {instance.key: instance.request for instance in instances}
     table = load_anchors(run)
     table = table[table["key"].isin(requests)]
-    # Draw 0 stands for all draws; half a step apart, the sides take different prompts.
+    # Sample 0 stands for all samples; half a step apart, the sides take different prompts.
     shift = np.random.default_rng(seed).random()
     wanted = set()
     for side, count, start in zip(

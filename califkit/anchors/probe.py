@@ -1,6 +1,6 @@
-"""Extra reference answers to some prompts: what one draw a side cannot tell of the bounds.
+"""Extra reference answers to some prompts: what one sample a side cannot tell of the bounds.
 
-With one draw (the paper's setting) nothing says whether reversed bounds stay reversed, how far a
+With one sample (the paper's setting) nothing says whether reversed bounds stay reversed, how far a
 bound scatters, or what the reward would do to rollouts of step 0, which are answers of the
 reference too. A probe draws `PROBE_DRAWS` more a side for a few prompts and scores them, into
 `PROBE` beside the rows of a complete anchor run. Bounds, hash and manifest of the run stay as they
@@ -91,7 +91,7 @@ def draw_probe(
 
 def read_probe(run: Run, instances: Sequence[Instance]) -> pd.DataFrame | None:
     """The probe of a run as a table like that of the bounds, a row a probed prompt with
-    `PROBE_DRAWS` draws; None if there is none. `AnchorError` if it is not complete.
+    `PROBE_DRAWS` samples; None if there is none. `AnchorError` if it is not complete.
     """
     path = run.folder / PROBE
     rows = finished_rows(path)

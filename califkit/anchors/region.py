@@ -1,4 +1,4 @@
-"""The likelihood region between l0 and l1: where l lies in it, and regions from several draws."""
+"""The likelihood region between l0 and l1: where l lies in it, and regions from several samples."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def confidence_region(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Bounds per prompt from the 95 % confidence intervals of both means (paper sections 2.4, 6).
 
-    With mean_m and s_m (n - 1) over the n draws of a side, h_m = q * s_m / sqrt(n)::
+    With mean_m and s_m (n - 1) over the n samples of a side, h_m = q * s_m / sqrt(n)::
 
         inner:  (mean_0 + h_0, mean_1 - h_1)
         outer:  (mean_0 - h_0, mean_1 + h_1)
@@ -88,18 +88,18 @@ def confidence_region(
     Parameters
     ----------
     constrained, natural
-        l of the draws given (x, c), side 0, and given x, side 1; shape (prompts, draws), at least
-        two draws a side, in nats per token. NaN is a missing draw.
+        l of the samples given (x, c), side 0, and given x, side 1; shape (prompts, samples), at
+        least two a side, in nats per token. NaN is a missing sample.
     kind
         ``inner`` (narrower) or ``outer`` (wider).
     quantile
-        q: ``t`` is Student's with n - 1 degrees of freedom (2.365 for 8 draws), ``normal`` 1.960
+        q: ``t`` is Student's with n - 1 degrees of freedom (2.365 for 8 samples), ``normal`` 1.960
         (open point A6).
 
     Returns
     -------
     tuple of numpy.ndarray
-        Lower and upper bound, shape (prompts,). Only prompts complete in all draws of both sides
+        Lower and upper bound, shape (prompts,). Only prompts complete in all samples of both sides
         have bounds, as in the authors' development code; the others get NaN for both.
     """
     # Here, since it takes longer to import than the rest of the module.
@@ -113,8 +113,8 @@ def confidence_region(
     shapes = [side.shape for side in sides]
     if any(len(s) != 2 or s[1] < 2 for s in shapes) or shapes[0][0] != shapes[1][0]:
         raise ValueError(
-            "constrained and natural need the shape (prompts, draws) with the same prompts and at "
-            f"least 2 draws each, got {shapes[0]} and {shapes[1]}"
+            "constrained and natural need the shape (prompts, samples) with the same prompts and "
+            f"at least 2 samples each, got {shapes[0]} and {shapes[1]}"
         )
     mean_0, mean_1 = (side.mean(axis=1) for side in sides)
     half_0, half_1 = (

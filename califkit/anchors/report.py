@@ -37,7 +37,7 @@ from califkit.data.load import Instance
 from califkit.metrics import nan_mean
 
 ONE_DRAW = (
-    "not measured, because one draw a side; `califkit anchors report --probe N` draws more for N "
+    "not measured, because one sample a side; `califkit anchors report --probe N` draws more for N "
     "prompts"
 )
 WIDE_ENOUGH = 2.0
@@ -68,8 +68,8 @@ def health_report(
         The training prompts. `AnchorError` if one of them has no bounds, or those of another
         request.
     probe
-        Extra draws for some of these prompts (`califkit.anchors.probe.read_probe`). Then they alone
-        tell how draws of a prompt differ (persistence in F1, spread in F7, and F11 and F16).
+        Extra samples for some of these prompts (`califkit.anchors.probe.read_probe`). Then they
+        alone tell how samples of a prompt differ (persistence in F1, spread in F7, F11, F16).
 
     Returns
     -------
@@ -171,7 +171,7 @@ def compliance_by_type(table: pd.DataFrame, instances: Sequence[Instance]) -> pd
     """How well constrained answers follow their own constraints, by type of the constraint (F6).
 
     The type is the id up to the colon; an empty answer follows nothing. Columns: ``type``, ``n``
-    (constraints), ``followed`` (share of them, over all draws), ``prompts`` (with such a
+    (constraints), ``followed`` (share of them, over all samples), ``prompts`` (with such a
     constraint), ``all_followed`` (share of their answers that follow all constraints of the
     prompt), ``mean_r_ver`` (of these answers).
     """
@@ -249,7 +249,7 @@ def _n_draws(table: pd.DataFrame) -> int:
 
 
 def _with_probe(table: pd.DataFrame, probe: pd.DataFrame) -> pd.DataFrame:
-    """The probed prompts with the draws behind their bounds and the extra ones after them; ``l0``
+    """The probed prompts with the samples behind their bounds and the extra ones after them; ``l0``
     and ``l1`` stay those of the table."""
     joined = table.set_index("key").loc[probe["key"]].reset_index()
     for side in SIDES:
@@ -273,18 +273,18 @@ def _reversal(table: pd.DataFrame, repeated: pd.DataFrame, octiles: pd.DataFrame
             note = f"constrained / natural {row.ratio_from:.2f} to {row.ratio_to:.2f}"
             lines.append(("F3", what, row.reversed, row.n, note))
     if _n_draws(repeated) == 1:
-        return [*lines, ("F1", "persistence of reversed bounds over draws", np.nan, 0, ONE_DRAW)]
+        return [*lines, ("F1", "persistence of reversed bounds over samples", np.nan, 0, ONE_DRAW)]
     l0, l1 = (per_draw(repeated, f"{side}_l") for side in SIDES)
-    each = (l0 > l1)[~np.isnan(l0 + l1).any(axis=1)]  # prompts complete in all draws
+    each = (l0 > l1)[~np.isnan(l0 + l1).any(axis=1)]  # prompts complete in all samples
     first, further = each[:, 0], each[:, 1:]
-    of = f"of {each.shape[1]} draws"
+    of = f"of {each.shape[1]} samples"
     note = "equal to the next line would be pure chance"
     return [
         *lines,
-        _share("F1", "reversed in a further draw where draw 1 is", further[first], note),
-        _share("F1", "reversed in a further draw where draw 1 is not", further[~first]),
-        _share("F1", "reversed in at least one draw", each.any(axis=1), of),
-        _share("F1", "reversed in every draw", each.all(axis=1), of),
+        _share("F1", "reversed in a further sample where sample 1 is", further[first], note),
+        _share("F1", "reversed in a further sample where sample 1 is not", further[~first]),
+        _share("F1", "reversed in at least one sample", each.any(axis=1), of),
+        _share("F1", "reversed in every sample", each.all(axis=1), of),
     ]
 
 
@@ -318,7 +318,7 @@ def _zeroing(table: pd.DataFrame) -> list[Line]:
     what = "the reference's own compliant constrained answers that would be zeroed"
     note = "answers with r_ver = 1 and l > l1"
     if _n_draws(table) == 1:
-        note += "; circular with one draw, whose l is l0: see F16"
+        note += "; circular with one sample, whose l is l0: see F16"
     return [_share("F4", what, zeroed[compliant], note)]
 
 
@@ -343,7 +343,7 @@ def _spread(table: pd.DataFrame, repeated: pd.DataFrame) -> list[Line]:
         ("F7", "width l1 - l0, median (nats per token)", middle, n, "negative: reversed"),
         ("F7", "width l1 - l0, 5th percentile", low, n, ""),
     ]
-    what = "spread over draws, median of the prompts' standard deviations"
+    what = "spread over samples, median of the prompts' standard deviations"
     if _n_draws(repeated) == 1:
         return [*lines, ("F7", what, np.nan, 0, ONE_DRAW)]
     for side in SIDES:
@@ -423,20 +423,20 @@ def _coverage(table: pd.DataFrame) -> list[Line]:
 
 
 def _replay(repeated: pd.DataFrame, behind_bounds: int) -> list[Line]:
-    """Constrained draws as rollouts of the policy at step 0, against bounds they had no part in.
+    """Constrained samples as rollouts of the policy at step 0, against bounds they had no part in.
 
-    With a probe these are the extra draws and the bounds that training uses (``behind_bounds`` is
-    the number of draws behind them), without one draws 2 and on and the bounds of draw 1.
+    With a probe these are the extra samples and the bounds that training uses (``behind_bounds`` is
+    the number of samples behind them), without one samples 2 and on and the bounds of sample 1.
     """
     draws = _n_draws(repeated)
     if draws == 1:
-        what = "further constrained draws as rollouts of step 0"
+        what = "further constrained samples as rollouts of step 0"
         return [(finding, what, np.nan, 0, ONE_DRAW) for finding in ("F11", "F16")]
     if draws > behind_bounds:
         first, origin = behind_bounds, f"probe of {len(repeated)} prompts"
         l0, l1 = (repeated[bound].to_numpy()[:, None] for bound in ("l0", "l1"))
     else:
-        first, origin = 1, "bounds of draw 1"
+        first, origin = 1, "bounds of sample 1"
         l0, l1 = (per_draw(repeated, f"{side}_l")[:, :1] for side in SIDES)
     l = per_draw(repeated, "constrained_l")[:, first:]  # noqa: E741
     l, l0, l1 = np.broadcast_arrays(l, l0, l1)  # noqa: E741
@@ -444,12 +444,12 @@ def _replay(repeated: pd.DataFrame, behind_bounds: int) -> list[Line]:
     region = usable & (l0 < l1)
     paid = usable & (per_draw(repeated, "constrained_r_ver_each")[:, first:] > 0)
     position = (l1[region] - l[region]) / (l1[region] - l0[region])
-    what = "position (l1 - l) / (l1 - l0) of a further constrained draw, median"
+    what = "position (l1 - l) / (l1 - l0) of a further constrained sample, median"
     note = f"0 at l1, 1 at l0; below 0.5 at step 0 is close to the ceiling; {origin}"
     zeroed, inside = (l > l1)[paid], (zones(l, l0, l1) == "inside")[paid]
     expected = f"of those with r_ver > 0; expected at step 0; {origin}"
     return [
         _median("F11", what, position, note),
-        _share("F16", "further constrained draws that would be zeroed", zeroed, expected),
-        _share("F16", "further constrained draws inside the region", inside, expected),
+        _share("F16", "further constrained samples that would be zeroed", zeroed, expected),
+        _share("F16", "further constrained samples inside the region", inside, expected),
     ]

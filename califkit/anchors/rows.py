@@ -23,15 +23,6 @@ Shard = tuple[int, int]
 
 SIDES = ("constrained", "natural")
 
-DEFECTS = {
-    "": "none",
-    "empty": "no visible answer",
-    "one_token": "one token",
-    "near_empty": "two to nine tokens",
-    "loop": "repetition loop",
-}
-"""What can be wrong with an answer; it gets the first that fits."""
-
 NEAR_EMPTY = 10  # tokens
 LOOP_WORDS = 50
 LOOP_DISTINCT = 0.15
@@ -105,7 +96,8 @@ def _rows(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
 
 
 def defect(answer: str, n_tokens: int) -> str:
-    """The first of `DEFECTS` that fits an answer of ``n_tokens`` tokens, ``""`` if none does."""
+    """What is wrong with an answer: ``empty`` (no visible text), ``one_token``, ``near_empty`` (two
+    to nine tokens), ``loop``, the first that fits; else ``""``."""
     if not answer.strip():
         return "empty"
     if n_tokens == 1:

@@ -56,14 +56,14 @@ def anchor_table(
 ) -> pd.DataFrame:
     """One row a prompt, in the order of ``instances``, from the rows of all answers in any order.
 
-    Columns: ``key``, ``request_sha256``, ``l0``, ``l1`` (nats per token, means over the draws that
-    are there, NaN if none is), ``identical`` (whether a draw is the same on both sides); and for
-    each side, with ``<side>_`` before the name: ``tokens`` and ``r_ver`` (means over draws),
-    ``followed`` (list, share of draws that follow each constraint), and lists with one entry a
-    draw: ``l`` (NaN where missing), ``tokens_each``, ``r_ver_each``, ``finish_each``,
+    Columns: ``key``, ``request_sha256``, ``l0``, ``l1`` (nats per token, means over the samples
+    that are there, NaN if none is), ``identical`` (whether a sample is the same on both sides); and
+    for each side, with ``<side>_`` before the name: ``tokens`` and ``r_ver`` (means over samples),
+    ``followed`` (list, share of samples that follow each constraint), and lists with one entry a
+    sample: ``l`` (NaN where missing), ``tokens_each``, ``r_ver_each``, ``finish_each``,
     ``defect_each``.
 
-    Memory: the rows are read as a stream; 95,373 prompts with one draw a side take about 0.3 GB.
+    Memory: the rows are read as a stream; 95,373 prompts with one sample a side take about 0.3 GB.
     """
     place = {instance.key: i for i, instance in enumerate(instances)}
     sides = {side: _blank((len(instances), draws)) for side in SIDES}
@@ -71,7 +71,7 @@ def anchor_table(
     for row in rows:
         at = (place.get(row["key"], -1), row["draw"])
         if at[0] < 0 or at[1] >= draws:
-            raise AnchorError(f"draw {row['draw']} of key {row['key']!r} is none of this run's")
+            raise AnchorError(f"sample {row['draw']} of key {row['key']!r} is none of this run's")
         side = sides[row["side"]]
         side["l"][at] = np.nan if row["loglik"] is None else row["loglik"]
         side["tokens"][at] = row["n_tokens"]
@@ -128,7 +128,7 @@ def table_facts(table: pd.DataFrame) -> dict[str, Any]:
 
 
 def missing_answers(table: pd.DataFrame, side: str) -> Counter[str]:
-    """How many draws of a side have no answer, by reason."""
+    """How many samples of a side have no answer, by reason."""
     empty = per_draw(table, f"{side}_defect_each") == "empty"
     reasons = {"length": "no answer before the token limit", "stop": "ended without an answer"}
     ended = per_draw(table, f"{side}_finish_each")[empty]
@@ -136,7 +136,7 @@ def missing_answers(table: pd.DataFrame, side: str) -> Counter[str]:
 
 
 def per_draw(table: pd.DataFrame, column: str) -> np.ndarray:
-    """A list column as an array of shape (prompts, draws)."""
+    """A list column as an array of shape (prompts, samples)."""
     return np.stack(table[column].to_numpy()) if len(table) else np.empty((0, 1))
 
 
@@ -253,8 +253,8 @@ def join_anchors(instances: Sequence[Instance], table: pd.DataFrame) -> pd.DataF
 def bounds_for(method: str, table: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
     """l0 and l1 as a method uses them, shape (prompts,) each; NaN where there is none.
 
-    The region methods take ends of 95 % confidence intervals over the draws (paper section 6), with
-    Student's t (A6), and prompts complete in all draws only; all others take the means.
+    The region methods take ends of 95 % confidence intervals over the samples (paper section 6),
+    with Student's t (A6), and prompts complete in all samples only; all others take the means.
     """
     if method not in REGION_METHODS:
         return table["l0"].to_numpy(), table["l1"].to_numpy()
@@ -265,7 +265,7 @@ def bounds_for(method: str, table: pd.DataFrame) -> tuple[np.ndarray, np.ndarray
 def degenerate(table: pd.DataFrame) -> np.ndarray:
     """Prompts whose anchors are not worth training on, shape (prompts,), bool.
 
-    Some draw is empty, has fewer than ten tokens, or is a repetition loop; or both sides of a draw
+    Some sample is empty, has fewer than ten tokens, or is a repetition loop; or both sides of one
     are the same; or a bound is missing. A constrained loop that follows all its constraints is what
     was asked for and no defect (some constraints want repetition).
     """

@@ -99,7 +99,7 @@ def anchors_report(
         typer.Option(
             min=1,
             metavar="N",
-            help="First draw 3 more answers a side for N prompts, which measures what one draw "
+            help="First draw 3 more answers a side for N prompts, which measures what one sample "
             "cannot tell. Bounds stay as they are; later reports use the draws too.",
         ),
     ] = None,

@@ -26,7 +26,7 @@ _PLAIN_SAMPLING = {
     "min_p": (None, 0),
     "repetition_penalty": (1.0,),
 }
-"""Values under which draws are not truncated or weighted, the one to advise first."""
+"""Values under which samples are not truncated or weighted, the one to advise first."""
 
 
 class RewardError(CalifkitError, ValueError):
@@ -163,7 +163,7 @@ def check_dataset(dataset: Any, name: str, needed: Sequence[str], method: str) -
             )
     reversed_bounds, both = int((l0 > l1).sum()), int((~np.isnan(l0 - l1)).sum())
     doubts = []
-    # Intervals of few draws cross often (paper section 6); there it says nothing.
+    # Intervals of few samples cross often (paper section 6); there it says nothing.
     if 2 * reversed_bounds > both and method not in REGION_METHODS:
         doubts.append(f"{reversed_bounds} of {both} rows have l0 > l1; are the columns swapped?")
     if same == len(bounds):

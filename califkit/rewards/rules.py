@@ -54,9 +54,9 @@ def calif_reward(
     reversed_bounds
         None is the paper's rule, which zeroes above l1 in reversed bounds too. ``"keep"`` pays
         r_ver wherever l0 > l1, as the authors' development code does since August 2026. It matters
-        because reversed bounds are common and often only the noise of one draw a side: that code's
-        logs show them on about 13 % of prompts, and before the change 62 % of the zeroed rollouts
-        with r_ver > 0 came from them.
+        because reversed bounds are common and often only the noise of one sample a side: that
+        code's logs show them on about 13 % of prompts, and before the change 62 % of the zeroed
+        rollouts with r_ver > 0 came from them.
     ceiling_margin
         m >= 0 in nats per token: zero only where l > l1 + m, and the bonus region reaches up to
         l1 + m. Which bounds are reversed is still decided by l0 > l1.

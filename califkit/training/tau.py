@@ -135,7 +135,7 @@ def measure_tau(anchors: Run, instances: Sequence[Instance], judge: Grader) -> T
 def _reference_answers(
     anchors: Run, instances: Sequence[Instance]
 ) -> tuple[list[tuple[str, str]], int]:
-    """(x, y0) of all draws that are not empty, and the number of those that are."""
+    """(x, y0) of all samples that are not empty, and the number of those that are."""
     requests = {instance.key: instance.x for instance in instances}
     drawn = [
         (requests[row["key"]], row["answer"])

@@ -52,8 +52,8 @@ def pair(l0, l1, **constrained):
     return [answer(l0, **constrained)], [answer(l1)]
 
 
-ZEROED = "further constrained draws that would be zeroed"
-INSIDE = "further constrained draws inside the region"
+ZEROED = "further constrained samples that would be zeroed"
+INSIDE = "further constrained samples inside the region"
 
 
 def health(prompts, instances=None) -> report.Health:
@@ -103,12 +103,12 @@ def test_degenerate_prompts_are_left_out_of_the_second_rate():
 
 def test_one_draw_measures_neither_persistence_nor_spread_nor_replay():
     found = health(USUAL)
-    why = "not measured, because one draw a side; `califkit anchors"
+    why = "not measured, because one sample a side; `califkit anchors"
     rows = found.summary[found.summary["comment"].str.startswith(why)]
     assert rows["finding"].tolist() == ["F1", "F7", "F11", "F16"]
     assert rows["value"].isna().all()
     comment = line(found, "the reference's own compliant")["comment"]
-    assert "circular with one draw" in comment
+    assert "circular with one sample" in comment
     assert "circular" not in line(health(TWO), "the reference's own compliant")["comment"]
 
 
@@ -126,10 +126,10 @@ def test_persistence_over_draws():
     found = health(TWO)
     # "lost" is incomplete; of the two reversed in draw 1 one is reversed again, of the two others
     # one is.
-    rows = found.summary[found.summary["what"].str.startswith("reversed in a further draw where")]
+    rows = found.summary[found.summary["what"].str.startswith("reversed in a further sample where")]
     assert list(zip(rows["value"], rows["n"], strict=True)) == [(1 / 2, 2), (1 / 2, 2)]
-    assert value(found, "reversed in at least one draw") == (3 / 4, 4)
-    assert value(found, "reversed in every draw") == (1 / 4, 4)
+    assert value(found, "reversed in at least one sample") == (3 / 4, 4)
+    assert value(found, "reversed in every sample") == (1 / 4, 4)
 
 
 def drawn_around(l0: float, l1: float, spread: float):
@@ -157,7 +157,7 @@ def test_a_region_that_is_no_wider_than_a_sample_spreads_is_warned_of(width, spr
 
 def test_spread_over_draws_beside_the_width():
     found = health(TWO)
-    start = "spread over draws, median of the prompts' standard deviations, "
+    start = "spread over samples, median of the prompts' standard deviations, "
     # Two values d apart have the standard deviation d / sqrt(2). Constrained: 0, 3, 2, 1; natural:
     # 1, 1, 0, 0, 0.
     assert value(found, start + "constrained") == (pytest.approx(1.5 / math.sqrt(2)), 4)
@@ -178,7 +178,7 @@ def test_draw_2_is_replayed_against_the_bounds_of_draw_1():
     assert value(found, INSIDE) == (pytest.approx(1 / 3), 3)
     # Regions: second (l0 = -3, l1 = -2, l = -1: -1) and never (1/2).
     assert value(found, "position") == (pytest.approx(-0.25), 2)
-    assert line(found, ZEROED)["comment"].endswith("bounds of draw 1")
+    assert line(found, ZEROED)["comment"].endswith("bounds of sample 1")
 
 
 def test_a_probe_measures_what_one_draw_cannot_tell():
@@ -203,15 +203,15 @@ def test_a_probe_measures_what_one_draw_cannot_tell():
     # (l1 - l) / 2 of "wide": 0.5, 0.75, -0.5.
     assert value(found, "position") == (0.5, 3)
     # "reversed" is not complete in all four draws. Of "wide", reversed is the last draw alone.
-    assert value(found, "reversed in a further draw where draw 1 is not") == (
+    assert value(found, "reversed in a further sample where sample 1 is not") == (
         pytest.approx(1 / 3),
         3,
     )
-    assert value(found, "reversed in at least one draw") == (1.0, 1)
-    assert value(found, "reversed in every draw") == (0.0, 1)
+    assert value(found, "reversed in at least one sample") == (1.0, 1)
+    assert value(found, "reversed in every sample") == (0.0, 1)
     # Constrained, "wide": -3, -2, -2.5, 0 around -1.875.
     squares = 1.125**2 + 0.125**2 + 0.625**2 + 1.875**2
-    start = "spread over draws, median of the prompts' standard deviations, "
+    start = "spread over samples, median of the prompts' standard deviations, "
     assert value(found, start + "constrained") == (pytest.approx(math.sqrt(squares / 3)), 1)
     assert value(found, start + "natural") == (0.0, 2)
     # What the bounds themselves tell stays as it was.

@@ -413,8 +413,8 @@ def test_the_table_takes_rows_in_any_order():
     ("rows", "message"),
     [
         ([row("b", "natural", -1.0)], "no constrained answer 0 of key 'b'"),
-        ([row("new", "natural", -1.0)], "draw 0 of key 'new' is none of this run's"),
-        ([row("b", "natural", -1.0, draw=1)], "draw 1 of key 'b' is none of this run's"),
+        ([row("new", "natural", -1.0)], "sample 0 of key 'new' is none of this run's"),
+        ([row("b", "natural", -1.0, draw=1)], "sample 1 of key 'b' is none of this run's"),
     ],
 )
 def test_rows_that_do_not_make_a_table_are_named(rows, message):

@@ -227,8 +227,8 @@ def test_a_prompt_with_a_missing_draw_has_no_bounds():
     [
         (([[-1.0, -2.0]], [[-1.0, -2.0]], "middle"), "kind must be 'inner' or 'outer'"),
         (([[-1.0, -2.0]], [[-1.0, -2.0]], "inner", "z"), "quantile must be 't' or 'normal'"),
-        (([-1.0, -2.0], [-1.0, -2.0], "inner"), r"shape \(prompts, draws\)"),
-        (([[-1.0]], [[-1.0]], "inner"), "at least 2 draws each, got"),
+        (([-1.0, -2.0], [-1.0, -2.0], "inner"), r"shape \(prompts, samples\)"),
+        (([[-1.0]], [[-1.0]], "inner"), "at least 2 samples each, got"),
         (([[-1.0, -2.0]], [[-1.0, -2.0]] * 2, "inner"), r"got \(1, 2\) and \(2, 2\)"),
     ],
 )
