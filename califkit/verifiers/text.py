@@ -53,7 +53,7 @@ def depunct(s: str) -> str:
 
 def fold(s: str) -> str:
     """Text such that what ``re.IGNORECASE`` takes for equal becomes equal (and little else)."""
-    return s.translate(_DOTLESS).casefold()
+    return s.lower() if s.isascii() else s.translate(_DOTLESS).casefold()
 
 
 def bare(token: str) -> str:
