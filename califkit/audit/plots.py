@@ -10,16 +10,11 @@ from matplotlib.figure import Figure
 from califkit.audit.compare import Audit
 from califkit.audit.statistics import Difference
 from califkit.exhibits.methods import look
+from califkit.exhibits.plots.shared import GREY, THEME
 
 _COLOURS = {"base": look("base").colour, "trained": look("if_rlvr").colour}
 _MARKERS = {"base": look("base").marker, "trained": look("if_rlvr").marker}
-_STYLE = {
-    "figure.constrained_layout.use": True,
-    "font.size": 11,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "legend.frameon": False,
-}
+_STYLE = THEME | {"font.size": 11}
 _ANSWER_SIDE = {
     "loglik": "l under the reference (nats per token)",
     "quality": "Response Quality (1 to 10)",
@@ -70,12 +65,12 @@ def arrow(report: Audit) -> Figure:
                 "",
                 (across.trained, up.trained),
                 (across.base, up.base),
-                arrowprops={"arrowstyle": "-|>", "color": "#555555", "lw": 1.6, "shrinkB": 7},
+                arrowprops={"arrowstyle": "-|>", "color": GREY, "lw": 1.6, "shrinkB": 7},
             )
         ax.margins(0.12)
         ax.text(
             0.99, 0.01, "passes more,\nanswers worse ↘", transform=ax.transAxes, ha="right",
-            va="bottom", color="#555555", size=10,
+            va="bottom", color=GREY, size=10,
         )  # fmt: skip
         ax.set(xlabel="Constraint Satisfaction (prompts, loose, %)", ylabel=_ANSWER_SIDE[name])
     return figure

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 
 from califkit import CalifkitError
 from califkit.cli import audit, score, verify
 from califkit.cli.tables import show_table
 from califkit.runs.params import Params, load_params
-from califkit.runs.text import one_line
+from califkit.runs.text import one_line, short
+from califkit.runs.yaml_text import YamlError, read_yaml
 
 app = typer.Typer(
     add_completion=False,
@@ -374,6 +374,7 @@ class Failed(Exception):
 def main() -> None:
     """Entry point of the ``califkit`` command."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    sys.stdout.reconfigure(errors="backslashreplace")  # a file's name need not be Unicode
     try:
         app()
     except CalifkitError as error:
@@ -396,11 +397,9 @@ def _params(profile: str, override: list[str]) -> Params:
         if not sign or not all(key.split(".")):
             raise Unusable(f"--set {item!r}: expected KEY=VALUE, e.g. training.steps=5")
         try:
-            value = yaml.safe_load(text)
-        except (yaml.YAMLError, ValueError) as error:  # a ValueError: there is no such date
-            raise Unusable(
-                f"--set {item!r}: the value is not readable: {one_line(error)}"
-            ) from error
+            value = read_yaml(text)
+        except YamlError as error:
+            raise Unusable(f"--set {short(item)}: the value is not readable: {error}") from error
         *groups, name = key.split(".")
         place = settings
         for group in groups:

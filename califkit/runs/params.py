@@ -16,7 +16,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from califkit.runs.judge_settings import JudgeModel
@@ -49,8 +48,9 @@ from califkit.runs.stages import (
     ScoreStage,
     TrainStage,
 )
-from califkit.runs.text import one_line, short
+from califkit.runs.text import short
 from califkit.runs.types import Frozen, Positive, Seed
+from califkit.runs.yaml_text import YamlError, read_yaml
 
 
 class Settings(Frozen):
@@ -277,9 +277,9 @@ def params_path(profile: str | Path) -> Path:
 def read_params_file(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file, untyped."""
     try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, ValueError) as error:  # a ValueError: no UTF-8, no such date
-        raise ParamsError(f"{path}: not readable as YAML: {one_line(error)}") from error
+        raw = read_yaml(path)
+    except YamlError as error:
+        raise ParamsError(f"{path}: not readable as YAML: {error}") from error
     if not isinstance(raw, dict):
         raise ParamsError(f"{path}: expected a mapping with the key 'profile', got {short(raw)}")
     return raw

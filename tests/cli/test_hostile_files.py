@@ -7,6 +7,8 @@ import json
 import os
 import pickle
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -275,6 +277,28 @@ def test_hostile_judges(refused, tmp_path, name):
     judges.write_text(text)
     error = refused("audit", path, path, "--judges", judges, "--out", tmp_path / "audit")
     assert str(judges) in error and message in error
+
+
+@pytest.mark.parametrize("name", [name for name in JUDGES if name != "digits"])
+def test_hostile_params_files(refused, tmp_path, name):
+    text, message = JUDGES[name]
+    path = tmp_path / "params.yaml"
+    path.write_text(text)
+    error = refused("generate", "--profile", path)
+    assert f"{path}: not readable as YAML: " in error and message in error
+
+
+def test_a_setting_nested_deeply(refused):
+    error = refused("generate", "--set", f"alpha={DEEP}")
+    assert "--set 'alpha=[[[" in error and "the value is not readable: nested too deeply" in error
+
+
+def test_a_file_whose_name_is_not_unicode(tmp_path):
+    path = write_rows(tmp_path / os.fsdecode(b"\xff.jsonl"), ROW)
+    command = [sys.executable, "-m", "califkit.cli.main", "verify", path, "--processes", "1"]
+    done = subprocess.run(command, capture_output=True, env=os.environ | {"PYTHONUTF8": "1"})
+    assert done.returncode == 0, done.stderr
+    assert b"\\udcff.jsonl" in done.stdout
 
 
 def test_aliases_are_welcome(califkit, tmp_path):
