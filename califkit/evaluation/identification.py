@@ -165,12 +165,21 @@ def identification_of(runs: Iterable[Run]) -> Identification:
     """The identification of complete runs taken together: the seeds of one policy, say."""
     paths = [require_complete(run).folder / IDENTIFICATION for run in runs]
     rows = [row for path in paths for row in read_jsonl(path)]
-    unknown = [np.nan] * (1 + len(rows[0]["others"]))
     return identification(
-        [unknown if row["loglik"] is None else row["loglik"] for row in rows],
-        [row["tokens"] for row in rows],
-        [row["key"] for row in rows],
+        _loglik_table(rows), [row["tokens"] for row in rows], [row["key"] for row in rows]
     )
+
+
+def information_of(run: Run) -> dict[str, float]:
+    """What each answer of a complete run tells of its request, in nats, by key of the prompt."""
+    rows = read_jsonl(require_complete(run).folder / IDENTIFICATION)
+    values = metrics.pointwise_information(_loglik_table(rows), [row["tokens"] for row in rows])
+    return dict(zip((row["key"] for row in rows), values.tolist(), strict=True))
+
+
+def _loglik_table(rows: Sequence[Mapping[str, Any]]) -> np.ndarray:
+    unknown = [np.nan] * (1 + len(rows[0]["others"]))
+    return np.array([unknown if row["loglik"] is None else row["loglik"] for row in rows])
 
 
 def identification(loglik: ArrayLike, tokens: ArrayLike, prompts: Sequence[str]) -> Identification:

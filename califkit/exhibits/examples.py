@@ -76,7 +76,8 @@ def side_by_side(responses: pd.DataFrame, pick: pd.Series, methods: Sequence[str
     ``pick`` is a row of `repetitions` or `quality_gaps`. Of several trainings of a method, the one
     with the pick's training seed is taken, else the first. Columns: ``policy``, ``key``,
     ``eval_seed``, ``train_seed``, ``response_quality``, ``loglik``, ``tokens``, ``distinct_2``,
-    ``verdict``, ``response``, ``judge``, ``note``. A method without a run has a row that says so.
+    ``information``, ``verdict``, ``response``, ``judge``, ``note``. A method without a run has a
+    row that says so.
     """
     table, reason = measured(responses)
     same = table[(table["key"] == pick["key"]) & (table["eval_seed"] == pick["eval_seed"])]
@@ -93,11 +94,12 @@ def side_by_side(responses: pd.DataFrame, pick: pd.Series, methods: Sequence[str
         unscored = reason or ("unscored" if np.isnan(answer["response_quality"]) else "")
         columns = ["train_seed", "response_quality", "loglik", "tokens", "distinct_2", "response"]
         row |= answer[columns].to_dict()
+        row["information"] = answer.get("information", np.nan)
         row["verdict"] = "pass" if answer["passes"] else "fail"
         row["judge"] = judges(own)
         row["note"] = f"response quality {unscored}" if unscored else ""
         rows.append(row)
-    columns = ["train_seed", "response_quality", "loglik", "tokens", "distinct_2"]
+    columns = ["train_seed", "response_quality", "loglik", "tokens", "distinct_2", "information"]
     table = pd.DataFrame(
         rows,
         columns=["policy", "key", "eval_seed", *columns, "verdict", "response", "judge", "note"],
@@ -123,6 +125,8 @@ def as_text(prompt: str, ids: Sequence[str], rows: pd.DataFrame, limit: int = 14
             f"{row['verdict']}, {quality}, log-likelihood {_number(row['loglik'])}, "
             f"{row['tokens']:.0f} tokens, distinct-2 {_number(row['distinct_2'])}"
         )
+        if not np.isnan(row["information"]):
+            scores += f", identification {row['information']:.1f} nats"
         parts.append(f"{row['policy']}: {scores}\n{block(row['response'], limit)}")
     return "\n\n".join(parts)
 

@@ -52,9 +52,12 @@ class Exhibit:
         `califkit.exhibits.summary.response_table`."""
         runs = self.runs(self.settings.score_stages())
         quality = self.runs(self.settings.quality_stages())
-        table = response_table(self.profile, runs, quality)
+        identified = self.runs(self.settings.identification_stages())
+        table = response_table(self.profile, runs, quality, identified)
         judge = judges(table) or NO_JUDGE
         print(f"{len(runs)} evaluations, {len(table)} responses; response quality: {judge}")
+        if (how := self.settings.identification) is not None:
+            print(f"request identification against {how.requests} requests (no response quality)")
         return table
 
     def jobs(self, stages: Sequence[Stage]) -> pd.DataFrame:

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from califkit import metrics
-from califkit.evaluation.identification import identification_of
+from califkit.evaluation.identification import identification_of, information_of
 from califkit.evaluation.quality import QUALITY, quality_by_run
 from califkit.evaluation.scores import SCORES
 from califkit.exhibits import paper
@@ -149,15 +149,20 @@ def judges(responses: pd.DataFrame) -> str:
 
 
 def response_table(
-    profile: str, runs: Iterable[Run], quality_runs: Sequence[Run] = ()
+    profile: str,
+    runs: Iterable[Run],
+    quality_runs: Sequence[Run] = (),
+    identification_runs: Sequence[Run] = (),
 ) -> pd.DataFrame:
     """Every scored response with its text, a row each.
 
     Columns: ``method``, ``train_seed``, ``eval_seed``, ``prompt``, ``response``, ``passes`` (all
-    constraints hold, loosely), those of `SCORES`, ``quality`` (NaN where not measured or unscored)
-    and ``judge`` (empty where not measured).
+    constraints hold, loosely), those of `SCORES`, ``quality`` (NaN where not measured or unscored),
+    ``judge`` (empty where not measured) and ``information`` (of request identification, in nats;
+    NaN where not measured).
     """
     graded = {_responses_of(run): run for run in quality_runs}
+    identified = {_responses_of(run): run for run in identification_runs}
     rows = []
     for run in runs:
         stage = run.stage.responses
@@ -167,6 +172,7 @@ def response_table(
         quality = (
             {r["key"]: r["value"] for r in read_jsonl(judged.folder / QUALITY)} if judged else {}
         )
+        told = information_of(same) if (same := identified.get(_responses_of(run))) else {}
         for score in read_jsonl(run.folder / SCORES):
             rows.append(
                 {
@@ -177,9 +183,11 @@ def response_table(
                     **score,
                     "quality": quality.get(score["key"]),
                     "judge": judged.stage.judge.name if judged else "",
+                    "information": told.get(score["key"]),
                 }
             )
-    return pd.DataFrame(rows).astype({"loglik": float, "distinct_2": float, "quality": float})
+    numbers = ("loglik", "distinct_2", "quality", "information")
+    return pd.DataFrame(rows).astype(dict.fromkeys(numbers, float))
 
 
 def id_table(responses: pd.DataFrame) -> pd.DataFrame:

@@ -17,7 +17,13 @@ from califkit.evaluation.identification import (
 )
 from califkit.evaluation.scores import score_responses
 from califkit.exhibits.summary import IDENTIFICATION as IDENTIFICATION_METRICS
-from califkit.exhibits.summary import NO_JUDGE, metrics_by_run, summary_in_words, summary_table
+from califkit.exhibits.summary import (
+    NO_JUDGE,
+    metrics_by_run,
+    response_table,
+    summary_in_words,
+    summary_table,
+)
 from califkit.generation import RESPONSES
 from califkit.models.likelihood import ReferenceScorer
 from califkit.models.resolve import load_model, load_tokenizer, resolve
@@ -191,6 +197,10 @@ def test_it_stands_beside_response_quality_under_its_own_name(stage_of):
     assert rows.at["top_1", "mean"] == pytest.approx(100 * found.top_1)
     assert rows.at["information", "mean"] == pytest.approx(found.information)
     assert rows.at["response_quality", "note"] == NO_JUDGE
+    told = response_table("test", [scored], identification_runs=[identified])
+    assert told.set_index("key").at["key-11", "information"] == 0, "an empty answer tells nothing"
+    assert told["information"].mean() == pytest.approx(found.information)
+    assert response_table("test", [scored])["information"].isna().all()
     words = summary_in_words(table)
     assert words.at[IDENTIFICATION_METRICS["information"], "base"] == f"{found.information:.2f}"
     assert len(words) == len(summary_in_words(without)) + 2

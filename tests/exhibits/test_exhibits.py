@@ -330,6 +330,15 @@ def test_undefined_scores_of_a_short_response_are_called_undefined():
     text = examples.as_text("x", ["words:vowel"], rows)
     assert f"RQ {NO_JUDGE}, log-likelihood undefined, 0 tokens, distinct-2 undefined" in text
     assert text.endswith("(empty)")
+    assert "identification" not in text, "not measured"
+
+
+def test_identification_stands_beside_response_quality_and_is_not_called_so():
+    responses = table_of(response(information=7.25))
+    rows = examples.side_by_side(responses, responses.iloc[0], ["base"])
+    text = examples.as_text("x", ["words:vowel"], rows)
+    assert f"RQ {NO_JUDGE}, log-likelihood -1.00" in text
+    assert "distinct-2 1.00, identification 7.2 nats\n" in text
 
 
 # ------------------------------------------------------------------ responses cannot act
