@@ -81,30 +81,23 @@ def side_by_side(responses: pd.DataFrame, pick: pd.Series, methods: Sequence[str
     """
     table, reason = measured(responses)
     same = table[(table["key"] == pick["key"]) & (table["eval_seed"] == pick["eval_seed"])]
+    numbers = ["train_seed", "response_quality", "loglik", "tokens", "distinct_2", "information"]
     rows: list[dict[str, Any]] = []
     for method in methods:
         own = same[same["method"] == method]
         row = {"policy": label(method), "key": pick["key"], "eval_seed": pick["eval_seed"]}
-        if own.empty:
-            note = "not measured: this profile has no run with this reward"
-            rows.append(row | {"verdict": "", "response": "", "judge": "", "note": note})
-            continue
-        twin = own[own["train_seed"] == pick["train_seed"]]
-        answer = (own if twin.empty else twin).iloc[0]
-        unscored = reason or ("unscored" if np.isnan(answer["response_quality"]) else "")
-        columns = ["train_seed", "response_quality", "loglik", "tokens", "distinct_2", "response"]
-        row |= answer[columns].to_dict()
-        row["information"] = answer.get("information", np.nan)
-        row["verdict"] = "pass" if answer["passes"] else "fail"
-        row["judge"] = judges(own)
-        row["note"] = f"response quality {unscored}" if unscored else ""
+        row |= dict.fromkeys(numbers, np.nan) | {"verdict": "", "response": "", "judge": ""}
+        row["note"] = "not measured: this profile has no run with this reward"
+        if len(own):
+            twin = own[own["train_seed"] == pick["train_seed"]]
+            answer = (own if twin.empty else twin).iloc[0]
+            unscored = reason or ("unscored" if np.isnan(answer["response_quality"]) else "")
+            row |= answer.reindex([*numbers, "response"]).to_dict()
+            row["verdict"] = "pass" if answer["passes"] else "fail"
+            row["judge"] = judges(own)
+            row["note"] = f"response quality {unscored}" if unscored else ""
         rows.append(row)
-    columns = ["train_seed", "response_quality", "loglik", "tokens", "distinct_2", "information"]
-    table = pd.DataFrame(
-        rows,
-        columns=["policy", "key", "eval_seed", *columns, "verdict", "response", "judge", "note"],
-    )
-    return table.astype(dict.fromkeys(columns, float))
+    return pd.DataFrame(rows).astype(dict.fromkeys(numbers, float))
 
 
 def as_text(prompt: str, ids: Sequence[str], rows: pd.DataFrame, limit: int = 1400) -> str:

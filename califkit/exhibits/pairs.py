@@ -14,7 +14,7 @@ import pandas as pd
 from califkit import metrics
 from califkit.evaluation.quality import PAIRS
 from califkit.exhibits import paper
-from califkit.exhibits.summary import NO_JUDGE, paired
+from califkit.exhibits.summary import NO_JUDGE, judges, paired
 from califkit.runs.folders import Run
 from califkit.runs.jsonl import read_jsonl
 
@@ -50,42 +50,39 @@ def transition_table(responses: pd.DataFrame, method: str) -> pd.DataFrame:
     pairs = paired(responses, method)
     if pairs.empty:
         raise ValueError(f"no response of {method} answers a prompt that base answers, too")
-    verdicts = pairs["passes_base"], pairs["passes_trained"]
-    groups = pd.Series(metrics.transitions(*verdicts)).value_counts()
-    changes = {
-        name: metrics.change_by_transition(
-            *verdicts, pairs[f"{name}_trained"] - pairs[f"{name}_base"]
-        )
-        for name in ("quality", "loglik", "tokens")
-    }
-    judges = [judge for judge in responses["judge"].unique() if judge]
-    rows = []
-    for transition in metrics.TRANSITIONS:
-        quality, scored = changes["quality"][transition]
-        loglik, with_loglik = changes["loglik"][transition]
-        count = int(groups.get(transition, 0))
-        note = ""
-        if not count:
-            note = EMPTY
-        elif not judges:
-            note = NO_JUDGE
-        elif scored < count:
-            note = f"{count - scored} of {count} pairs have no score on one side or both"
-        rows.append(
-            {
-                "method": method,
-                "transition": transition,
-                "pairs": count,
-                "quality_change": quality,
-                "scored": scored,
-                "loglik_change": loglik,
-                "with_loglik": with_loglik,
-                "tokens_change": changes["tokens"][transition][0],
-                "judge": ", ".join(judges),
-                "note": note,
-            }
-        )
-    return pd.DataFrame(rows)
+    names = ("quality", "loglik", "tokens")
+    changes = {name: pairs[f"{name}_trained"] - pairs[f"{name}_base"] for name in names}
+    transition = metrics.transitions(pairs["passes_base"], pairs["passes_trained"])
+    groups = pd.DataFrame(changes).astype(float).groupby(transition)
+    means = groups.mean().reindex(metrics.TRANSITIONS)
+    known = groups.count().reindex(metrics.TRANSITIONS, fill_value=0)
+    counts = groups.size().reindex(metrics.TRANSITIONS, fill_value=0)
+    judge = judges(responses)
+    table = pd.DataFrame(
+        {
+            "pairs": counts,
+            "quality_change": means["quality"],
+            "scored": known["quality"],
+            "loglik_change": means["loglik"],
+            "with_loglik": known["loglik"],
+            "tokens_change": means["tokens"],
+            "judge": judge,
+            "note": [_why(*row, judge) for row in zip(counts, known["quality"], strict=True)],
+        }
+    )
+    table = table.rename_axis("transition").reset_index()
+    table.insert(0, "method", method)
+    return table
+
+
+def _why(count: int, scored: int, judge: str) -> str:
+    """Why a change of quality is missing, or over fewer pairs than there are."""
+    if not count:
+        return EMPTY
+    if not judge:
+        return NO_JUDGE
+    missing = f"{count - scored} of {count} pairs have no score on one side or both"
+    return missing if scored < count else ""
 
 
 def transitions_beside_paper(table: pd.DataFrame) -> pd.DataFrame:

@@ -30,6 +30,8 @@ METRICS = {
     "loglik": "reference log-likelihood given the request (nats per token)",
     "tokens": "response length (tokens)",
     "distinct_2": "distinct-2",
+    "cut": "answers cut at the token limit (%)",
+    "finished_prompt_level_loose_acc": "Constraint Satisfaction of the answers not cut (%)",
 }
 """Run-level metrics in the order tables show them, with their labels."""
 
@@ -45,6 +47,8 @@ def run_metrics(scores: Sequence[dict[str, Any]]) -> dict[str, float]:
     """Run-level value of every metric in `METRICS`, from the rows of one `SCORES` file."""
     strict = [row["strict"] for row in scores]
     loose = [row["loose"] for row in scores]
+    finished = [row["loose"] for row in scores if row["finish_reason"] != "length"]
+    of_finished = metrics.prompt_accuracy(finished) if finished else np.nan
     means = pd.DataFrame(scores)[["loglik", "tokens", "distinct_2"]].astype(float)
     return {
         "prompt_level_loose_acc": metrics.prompt_accuracy(loose),
@@ -52,6 +56,8 @@ def run_metrics(scores: Sequence[dict[str, Any]]) -> dict[str, float]:
         "inst_level_loose_acc": metrics.instruction_accuracy(loose),
         "inst_level_strict_acc": metrics.instruction_accuracy(strict),
         **{name: metrics.nan_mean(means[name]) for name in means},
+        "cut": 100.0 * (1 - len(finished) / len(scores)),
+        "finished_prompt_level_loose_acc": of_finished,
     }
 
 

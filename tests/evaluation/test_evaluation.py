@@ -22,6 +22,7 @@ from califkit.runs.stages import GenerateStage, ScoreStage
 ROWS = [
     {
         "key": "a",
+        "finish_reason": "length",
         "strict": [True, False],
         "loose": [True, True],
         "loglik": -2.0,
@@ -30,6 +31,7 @@ ROWS = [
     },
     {
         "key": "b",
+        "finish_reason": "stop",
         "strict": [False],
         "loose": [False],
         "loglik": -4.0,
@@ -38,6 +40,7 @@ ROWS = [
     },
     {
         "key": "c",
+        "finish_reason": "stop",
         "strict": [True],
         "loose": [True],
         "loglik": None,
@@ -59,8 +62,16 @@ def test_metrics_of_a_run():
             "loglik": -3.0,  # every response weighs the same; the empty one has none
             "tokens": 5.0,
             "distinct_2": 0.75,
+            "cut": 100 / 3,
+            "finished_prompt_level_loose_acc": 50.0,
         }
     )
+
+
+def test_where_every_answer_is_cut_the_finished_ones_have_no_accuracy():
+    values = run_metrics(ROWS[:1])
+    assert values["cut"] == 100.0
+    assert math.isnan(values["finished_prompt_level_loose_acc"])
 
 
 def test_metrics_that_no_response_has_are_undefined():
