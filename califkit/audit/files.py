@@ -277,7 +277,6 @@ def _score(
     tokens_per_pass: int,
 ) -> list[list[Scored]]:
     """The scores of both sides."""
-    folder.mkdir(parents=True, exist_ok=True)
     return [
         score_file(file, folder / f"{side}.scores.jsonl", settings, tokens_per_pass, matched)
         for side, file, matched in zip(("base", "trained"), files, rows, strict=True)

@@ -60,30 +60,26 @@ def audit(
     """
     from califkit.audit.files import audit_files
     from califkit.audit.page import write_audit
-    from califkit.judges.judge import JudgeError
 
     if out.exists() and not out.is_dir():
         raise DataError(f"{out}: is not a folder")
     grader = _judge(judge, judges, out / "judge.jsonl")
-    try:
-        report, source = audit_files(
-            base,
-            trained,
-            out,
-            constraints=constraints,
-            filter=filter,
-            reference=reference,
-            judge=grader,
-            identify=identify,
-            semantics=semantics,
-            thinking=thinking,
-            seed=seed,
-            processes=processes or cores(),
-            tokens_per_pass=tokens_per_pass,
-            progress=os.isatty(2),
-        )
-    except JudgeError as error:
-        raise DataError(str(error)) from error
+    report, source = audit_files(
+        base,
+        trained,
+        out,
+        constraints=constraints,
+        filter=filter,
+        reference=reference,
+        judge=grader,
+        identify=identify,
+        semantics=semantics,
+        thinking=thinking,
+        seed=seed,
+        processes=processes or cores(),
+        tokens_per_pass=tokens_per_pass,
+        progress=os.isatty(2),
+    )
     written = write_audit(report, out, source)
     typer.echo(in_words(thinking))
     typer.echo(f"verdict: {report.verdict.word}")

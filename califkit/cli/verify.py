@@ -88,6 +88,11 @@ def _check_output(output: Path | None) -> None:
         return
     if output.exists():
         raise DataError(f"{output}: exists; give a new file")
+    check_folder(output)
+
+
+def check_folder(output: Path) -> None:
+    """Refuse a file in a folder that is not there: the name may be a slip."""
     if not output.parent.is_dir():
         raise DataError(f"{output}: the folder {output.parent} does not exist")
 

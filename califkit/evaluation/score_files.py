@@ -168,6 +168,7 @@ def score_file(
     if len(scores) == n:
         return scores
     scorer = _open_scorer(folder, next(answered(rows)).request, tokens_per_pass)
+    output.parent.mkdir(parents=True, exist_ok=True)
     write_json(_settings_path(output), made_of)
     log = RowLog(output)
     sizes = [min(UNIT, n - start) for start in range(0, n, UNIT)]
@@ -343,8 +344,6 @@ def _identity(responses: Responses, rows: Sequence[Row] | None) -> dict[str, Any
 
 def _check_output(output: Path, made_of: Mapping[str, Any]) -> None:
     """Refuse an output that another call made; nothing is written here."""
-    if not output.parent.is_dir():
-        raise DataError(f"{output}: the folder {output.parent} does not exist")
     path = _settings_path(output)
     if not path.exists():
         if output.exists():

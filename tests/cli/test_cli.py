@@ -181,7 +181,7 @@ def test_a_shard_is_computed_and_the_last_one_completes_the_run(califkit, place)
     code, out, error = califkit("anchors", "report", "--profile", path, "--out", place / "health")
     assert code == 0, error
     assert "reversed bounds (l0 > l1), share" in out
-    assert "not measured, because one draw a side" in out
+    assert "not measured, because one sample a side" in out
     written = {p.name for p in (place / "health").iterdir()}
     names = ("health", "length_ratio", "n_constraints", "length", "type", "missing")
     assert written == {f"anchors_{name}.{end}" for name in names for end in ("csv", "md")}
@@ -189,7 +189,7 @@ def test_a_shard_is_computed_and_the_last_one_completes_the_run(califkit, place)
     assert text.startswith("| finding | what | value | n | comment |")
     code, out, error = califkit("anchors", "report", "--profile", path, "--probe", "2")
     assert code == 0, error
-    assert "not measured, because one draw a side" not in out
+    assert "not measured, because one sample a side" not in out
     assert "probe of 2 prompts" in out
     assert error.startswith("WARNING: below 2 the region is too narrow"), "random answers are alike"
     again = califkit("anchors", "report", "--profile", path)[1]

@@ -251,6 +251,9 @@ def test_a_reference_folder_that_cannot_be_used(refused, tiny_folder, tmp_path, 
     path = write_rows(tmp_path / "r.jsonl", ROW)
     error = refused("score", path, "--reference", folder)
     assert f"model {folder}: " in error and message in error
+    error = refused("audit", path, path, "--reference", folder, "--out", tmp_path / "audit")
+    assert f"model {folder}: " in error and message in error
+    assert not (tmp_path / "audit").exists(), "not even a folder"
 
 
 # --- judges of an audit ---------------------------------------------------------------------------
