@@ -18,6 +18,7 @@ from califkit.judges import rubrics
 from califkit.judges.rubrics import BENCHMARKS, Benchmark, RubricError
 from califkit.models.engines import Response, load_engine
 from califkit.models.resolve import resolve
+from califkit.models.sampling import resolved
 from califkit.runs.folders import POLICY, Run, open_run, own_run, require_complete
 from califkit.runs.jsonl import RowLog, read_jsonl
 from califkit.runs.settings import Execution, ParamsError, ResponseSettings
@@ -102,7 +103,13 @@ def generate_responses(profile: str, stage: GenerateStage, execution: Execution)
                 return [_row(i, r) for i, r in zip(unit, responses, strict=True)]
 
             run_units(log, units, compute, f"responses {stage.name}")
-        run.finish(started, rows=len(instances), data=loaded.summary(), data_sha256=loaded.sha256)
+        run.finish(
+            started,
+            rows=len(instances),
+            data=loaded.summary(),
+            data_sha256=loaded.sha256,
+            sampling=resolved(sampling, stage.engine),
+        )
     return run
 
 

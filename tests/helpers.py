@@ -12,6 +12,36 @@ TEMPLATE = (
 """What the tiny model's chat template makes of a request."""
 
 
+OWN_SETTINGS = {
+    "temperature": 0.6,
+    "do_sample": False,
+    "top_p": 0.9,
+    "top_k": 20,
+    "min_p": 0.95,
+    "top_h": 0.1,
+    "typical_p": 0.2,
+    "epsilon_cutoff": 0.1,
+    "eta_cutoff": 0.1,
+    "repetition_penalty": 50.0,
+    "no_repeat_ngram_size": 1,
+    "min_length": 100,
+    "min_new_tokens": 100,
+    "max_new_tokens": 2,
+    "max_time": 1e-9,
+    "bad_words_ids": [[28]],
+    "suppress_tokens": [*range(20_000)],
+    "begin_suppress_tokens": [*range(20_000)],
+    "exponential_decay_length_penalty": (1, 10.0),
+    "forced_eos_token_id": 7,
+    "sequence_bias": {(9,): 100.0},
+    "num_beams": 3,
+    "num_return_sequences": 2,
+    "watermarking_config": {"bias": 30.0},
+    "stop_strings": ["e"],
+}
+"""What a model's generation_config.json may say; each of them would change a draw."""
+
+
 def write_rows(path: Path, *rows: dict | str) -> Path:
     """A line a row; a text is written as it is."""
     lines = (row if isinstance(row, str) else json.dumps(row) for row in rows)

@@ -49,6 +49,7 @@ from califkit.models.engines import Response, load_engine
 from califkit.models.likelihood import ReferenceScorer
 from califkit.models.reasoning import final_answer
 from califkit.models.resolve import load_model, load_tokenizer, resolve
+from califkit.models.sampling import resolved
 from califkit.runs.folders import Run, open_run, versions
 from califkit.runs.jsonl import RowLog
 from califkit.runs.locks import locked
@@ -258,6 +259,7 @@ def _merge(run: Run, loaded: Loaded, started: float) -> None:
         data=loaded.summary(),
         data_sha256=loaded.sha256,
         model=stage.model,
+        sampling=resolved(stage.anchors.sampling, stage.engine),
         **table_facts(table),
     )
 

@@ -17,6 +17,7 @@ from califkit import CalifkitError
 from califkit.models.passes import has_recurrent_layers
 from califkit.models.reasoning import END, Answer, final_answer, turn_end_id
 from califkit.models.resolve import load_model, load_tokenizer, resolve
+from califkit.models.sampling import resolved, without_own_settings
 from califkit.runs.settings import Engine, Sampling
 from califkit.runs.units import unit_seed
 
@@ -129,17 +130,16 @@ class TransformersEngine:
         ).to(self.model.device)
         stop = stop_token_ids(self.model.generation_config, self.tokenizer)
         config = GenerationConfig(
-            do_sample=True,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            repetition_penalty=1.0,  # else the model's own setting would be filled in
-            max_new_tokens=sampling.max_tokens,
+            **resolved(sampling),
             eos_token_id=sorted(stop),
             pad_token_id=self.tokenizer.pad_token_id,
         )
         devices = [self.model.device] if self.model.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices), torch.inference_mode():
+        with (
+            torch.random.fork_rng(devices=devices),
+            torch.inference_mode(),
+            without_own_settings(self.model),
+        ):
             torch.manual_seed(seed)
             output = generate_together(
                 self.model.generate, self.model, **inputs, generation_config=config
@@ -244,6 +244,7 @@ class VllmEngine:
             gpu_memory_utilization=gpu_memory_utilization,
             # What earlier batches left in the cache would change the rounding of later ones.
             enable_prefix_caching=False,
+            generation_config="vllm",  # its own neutral values, not the model's file
             **options,
         )
         return cls(llm, tokenizer, stop, thinking)
@@ -262,10 +263,7 @@ class VllmEngine:
             [TokensPrompt(prompt_token_ids=ids) for ids in inputs],
             [
                 SamplingParams(
-                    temperature=sampling.temperature,
-                    top_p=sampling.top_p,
-                    top_k=sampling.top_k,  # 0 is off there too
-                    max_tokens=sampling.max_tokens,
+                    **resolved(sampling, "vllm"),
                     stop_token_ids=sorted(self.stop),
                     seed=unit_seed(seed, index),
                     detokenize=False,

@@ -11,6 +11,7 @@ import numpy as np
 from califkit import CalifkitError
 from califkit.anchors.region import finite_or_nan, read_bound
 from califkit.data.rows import read_constraints
+from califkit.models.sampling import PLAIN, changed_by
 from califkit.rewards.reference import check_adapter
 from califkit.runs.settings import REGION_METHODS
 from califkit.verifiers import Constraint
@@ -20,13 +21,8 @@ COLUMNS = ("request", "constraints", "l0", "l1")
 OPTIONAL_COLUMNS = ("key", "anchor_r_ver", "anchor_tokens")
 """Columns that are read if the data set has them."""
 
-_PLAIN_SAMPLING = {
-    "top_p": (1.0,),
-    "top_k": (0, None),
-    "min_p": (None, 0),
-    "repetition_penalty": (1.0,),
-}
-"""Values under which samples are not truncated or weighted, the one to advise first."""
+_TRAINER_SAMPLING = ("top_p", "top_k", "min_p", "repetition_penalty")
+"""Settings of a ``GRPOConfig`` that shape draws, beside the temperature."""
 
 
 class RewardError(CalifkitError, ValueError):
@@ -52,16 +48,52 @@ def check_config(args: Any, peft_config: Any = None, *, bounds_temperature: floa
             f"{bounds_temperature}: draw both alike, and say at which temperature with "
             "CalifReward(bounds_temperature=...)"
         )
-    for name, plain in _PLAIN_SAMPLING.items():
-        value = override.get(name, getattr(args, name))
-        if value not in plain:
-            where = "generation_kwargs has " if name in override else ""
-            raise RewardError(
-                f"{where}{name}={value}: rollouts must be drawn with {name}={plain[0]}, as the "
-                "answers behind l0 and l1 were"
-            )
+    own = {name: getattr(args, name) for name in _TRAINER_SAMPLING if name not in override}
+    if changed := changed_by(own):
+        raise RewardError(_not_plain(changed))
+    # A limit of time is the user's own, as one of tokens is.
+    override = {name: value for name, value in override.items() if name != "max_time"}
+    if changed := changed_by(override, vllm=args.use_vllm):
+        raise RewardError(f"generation_kwargs has {_not_plain(changed)}")
+    if args.vllm_structured_outputs_regex is not None:
+        raise RewardError(
+            _not_plain(f"vllm_structured_outputs_regex={args.vllm_structured_outputs_regex}")
+        )
     if peft_config is not None:
         check_adapter(peft_config)
+
+
+def _not_plain(changed: str) -> str:
+    name = changed.partition("=")[0]
+    plain = f"with {name}={PLAIN[name][0]}" if name in PLAIN else f"without {name}"
+    return f"{changed}: rollouts must be drawn {plain}, as the answers behind l0 and l1 were"
+
+
+def check_generation_config(trainer: Any) -> None:
+    """Refuse a model whose own ``generation_config.json`` would change the rollouts.
+
+    vLLM inside TRL reads no more of it than the tokens that end an answer, and
+    `califkit.training.groups.GroupTrainer` nothing.
+
+    Raises
+    ------
+    RewardError
+        With the first field of the file that TRL leaves to it, and its value.
+    """
+    if trainer.use_vllm or getattr(trainer, "draws_without_own_settings", False):
+        return
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    filled_in = {
+        name: value
+        for name, value in model.generation_config.to_dict().items()
+        if name in PLAIN and value is not None and getattr(trainer.generation_config, name) is None
+    }
+    if changed := changed_by(filled_in):
+        name = changed.partition("=")[0]
+        raise RewardError(
+            f"the model's generation_config.json has {_not_plain(changed)}; before training, set "
+            f"trainer.model.generation_config.{name} = {PLAIN[name][0]}"
+        )
 
 
 def check_template(trainer: Any, *, thinking: bool) -> None:

@@ -21,6 +21,7 @@ from califkit.rewards.checks import (
     check_columns,
     check_config,
     check_dataset,
+    check_generation_config,
     check_prompt,
     check_row,
     check_step,
@@ -155,6 +156,7 @@ class CalifReward:
             The starting policy cannot be had.
         """
         check_config(trainer.args, bounds_temperature=self.bounds_temperature)
+        check_generation_config(trainer)
         check_template(trainer, thinking=self.thinking)
         evaluated = trainer.eval_dataset
         if not isinstance(evaluated, Mapping):

@@ -24,6 +24,7 @@ from trl import GRPOTrainer
 
 from califkit.models.engines import generate_together
 from califkit.models.passes import Row, Sharing, answer_log_probs, checked_head, replaced
+from califkit.models.sampling import without_own_settings
 
 
 class GroupTrainer(GRPOTrainer):
@@ -31,7 +32,12 @@ class GroupTrainer(GRPOTrainer):
 
     ``sharing`` says which models and lengths that is done for (`califkit.models.passes.Sharing`).
     Where it is not, every answer has a row of its own without needless padding.
+
+    Rollouts are drawn as the arguments say, whatever the model's ``generation_config.json`` does.
     """
+
+    draws_without_own_settings = True
+    """Tells `CalifReward.bind` so."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -50,13 +56,16 @@ class GroupTrainer(GRPOTrainer):
 
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
         """Rollouts of the prompts, each run once where transformers draws in a plain model."""
-        if self.use_vllm or self.is_deepspeed_enabled or self.is_fsdp_enabled:
+        if self.use_vllm:
             return super()._generate_single_turn(*args, **kwargs)
         model = self.accelerator.unwrap_model(self.model)
-        together = partial(generate_together, model.generate, model)
-        # One autocast for all tokens casts the weights once.
-        with self.accelerator.autocast(), replaced(model, together, "generate"):
-            return super()._generate_single_turn(*args, **kwargs)
+        with without_own_settings(model):
+            if self.is_deepspeed_enabled or self.is_fsdp_enabled:
+                return super()._generate_single_turn(*args, **kwargs)
+            together = partial(generate_together, model.generate, model)
+            # One autocast for all tokens casts the weights once.
+            with self.accelerator.autocast(), replaced(model, together, "generate"):
+                return super()._generate_single_turn(*args, **kwargs)
 
     def _get_per_token_logps_and_entropies(
         self,

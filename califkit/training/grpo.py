@@ -41,11 +41,12 @@ from califkit.data.rows import constraints_json
 from califkit.judges.cache import judge_cache
 from califkit.judges.judge import Judge
 from califkit.models.resolve import load_tokenizer, resolve
+from califkit.models.sampling import resolved
 from califkit.rewards.trl import CalifReward, check_config
 from califkit.runs.folders import LOG, POLICY, Run, open_run, own_run, require_complete
 from califkit.runs.jsonl import read_jsonl, write_json
 from califkit.runs.paths import check_writable, explaining_full_disk, project_root
-from califkit.runs.settings import JUDGE_METHODS, Execution, ParamsError
+from califkit.runs.settings import JUDGE_METHODS, Execution, ParamsError, Sampling
 from califkit.runs.stages import TrainStage, stage_hash
 from califkit.training.checkpoints import (
     CHECKPOINTS,
@@ -280,6 +281,12 @@ def _train(
             "device": trainer.model.device.type,
             "processes": config.world_size,
             "threads": torch.get_num_threads(),
+            "sampling": resolved(
+                Sampling(
+                    temperature=config.temperature, max_tokens=stage.training.max_completion_tokens
+                ),
+                "vllm" if config.use_vllm else None,
+            ),
             "trl_config": resolved_config(config, run.folder),
         }
         if config.distributed_state.is_main_process:

@@ -495,6 +495,8 @@ def test_the_file_says_how_the_bounds_were_measured(compute, tiny):
         "max_tokens": 9,
         "batch_size": 32,
     }
+    drawn = run.manifest()["sampling"]
+    assert (drawn["top_p"], drawn["max_new_tokens"], drawn["min_p"]) == (0.9, 9, None)
     assert found["scorer"]["precision"] == "float32"
     assert found["versions"]["transformers"]
 

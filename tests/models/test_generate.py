@@ -7,6 +7,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from helpers import OWN_SETTINGS
 from tiny_thinker import save_thinker
 
 from califkit.generation import RESPONSES, generate_responses
@@ -96,14 +97,7 @@ def test_settings_of_the_model_are_not_mixed_in(tiny, monkeypatch):
     expected = [tiny.generate(PROMPTS, sampling, seed=3) for sampling in (PLAIN, greedy)]
     repeated = expected[1][0].token_ids
     assert len(set(repeated)) < len(repeated), "so that a penalty would show"
-    for name, value in {
-        "repetition_penalty": 50.0,
-        "temperature": 0.01,
-        "top_p": 0.01,
-        "top_k": 1,
-        "do_sample": False,
-        "max_new_tokens": 2,
-    }.items():
+    for name, value in OWN_SETTINGS.items():
         monkeypatch.setattr(tiny.model.generation_config, name, value)
     assert [tiny.generate(PROMPTS, sampling, seed=3) for sampling in (PLAIN, greedy)] == expected
 
@@ -297,7 +291,13 @@ def test_responses_are_written_as_rows(tiny, tiny_folder, benchmark):
         for key, prompt, response in zip(["short", "long"], PROMPTS, expected, strict=True)
     ]
     assert [read_response(row, tiny.tokenizer, thinking=False) for row in rows] == expected
-    assert open_run("test", stage).manifest()["rows"] == 2
+    manifest = open_run("test", stage).manifest()
+    assert manifest["rows"] == 2
+    asked = stage.evaluation.sampling
+    assert manifest["sampling"]["top_p"] == asked.top_p
+    assert manifest["sampling"]["max_new_tokens"] == asked.max_tokens
+    assert manifest["sampling"]["repetition_penalty"] == 1.0
+    assert manifest["sampling"]["min_p"] is None
 
 
 def test_reasoning_is_kept_in_rows_but_not_counted(thinker, benchmark):

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from helpers import OWN_SETTINGS
 from tiny_trainer import MANY_E, likelihood, make_config, make_trainer, rows
 
 from califkit.anchors.region import ZONES
@@ -485,6 +486,35 @@ def test_a_number_that_is_none_is_refused_when_the_reward_is_made(options, messa
         CalifReward(**options)
 
 
+class TestGenerationConfig:
+    """The model's generation_config.json says what TRL leaves unset."""
+
+    @pytest.mark.parametrize(
+        ("name", "value"), [("no_repeat_ngram_size", 3), ("min_p", 0.15), ("typical_p", 0.2)]
+    )
+    def test_what_would_change_the_rollouts_is_refused(self, trainer, monkeypatch, name, value):
+        monkeypatch.setattr(trainer.model.generation_config, name, value)
+        message = rf"generation_config\.json has {name}={value}: rollouts must be drawn with {name}"
+        with pytest.raises(RewardError, match=message):
+            CalifReward().bind(trainer)
+
+    def test_what_trl_sets_itself_is_not(self, trainer, monkeypatch):
+        for name in ("do_sample", "temperature", "top_p", "top_k", "repetition_penalty"):
+            monkeypatch.setattr(trainer.model.generation_config, name, OWN_SETTINGS[name])
+        monkeypatch.setattr(trainer.model.generation_config, "no_repeat_ngram_size", 0)
+        CalifReward().bind(trainer)
+
+    def test_nor_is_what_generation_kwargs_override(self, tiny, tiny_folder, tmp_path):
+        config = make_config(tmp_path, generation_kwargs={"min_p": 0.0, "typical_p": 1.0})
+        trainer = make_trainer(tiny_folder, config, CalifReward(), tiny.tokenizer)
+        trainer.model.generation_config.min_p = 0.95
+        trainer.model.generation_config.typical_p = 0.2
+        CalifReward().bind(trainer)
+        trainer.model.generation_config.eta_cutoff = 0.1
+        with pytest.raises(RewardError, match=r"eta_cutoff=0\.1"):
+            CalifReward().bind(trainer)
+
+
 class TestConfig:
     """Refused before any model is loaded."""
 
@@ -506,7 +536,19 @@ class TestConfig:
             ({"top_k": 20}, "top_k=20: rollouts must be drawn with top_k=0"),
             ({"min_p": 0.05}, "min_p=0.05: rollouts must be drawn with min_p=None"),
             ({"repetition_penalty": 1.1}, "repetition_penalty=1.1: rollouts must be"),
+            ({"top_k": None}, "top_k=None: rollouts must be drawn with top_k=0"),  # it means 50
             ({"generation_kwargs": {"top_p": 0.9}}, "generation_kwargs has top_p=0.9"),
+            ({"generation_kwargs": {"typical_p": 0.2}}, "generation_kwargs has typical_p=0.2"),
+            ({"generation_kwargs": {"no_repeat_ngram_size": 3}}, "with no_repeat_ngram_size=0"),
+            ({"generation_kwargs": {"seed": 1}}, "seed=1: rollouts must be drawn without seed"),
+            (
+                {"use_vllm": True, "generation_kwargs": {"presence_penalty": 1.0}},
+                "generation_kwargs has presence_penalty=1.0",
+            ),
+            (
+                {"use_vllm": True, "vllm_structured_outputs_regex": "a+"},
+                "vllm_structured_outputs_regex=a",
+            ),
         ],
     )
     def test_settings_that_would_make_the_bounds_wrong(self, changes, message):
@@ -515,8 +557,10 @@ class TestConfig:
 
     def test_plain_draws_are_accepted_however_they_are_said(self):
         check_config(self.config())
-        check_config(self.config(top_p=1.0, top_k=None, min_p=0.0, repetition_penalty=1.0))
+        check_config(self.config(top_p=1.0, top_k=0, min_p=0.0, repetition_penalty=1.0))
         check_config(self.config(generation_kwargs={"top_k": 0, "max_time": 60.0}))
+        with_vllm = {"min_p": 0.0, "presence_penalty": 0.0, "detokenize": True}
+        check_config(self.config(use_vllm=True, generation_kwargs=with_vllm))
 
     def test_rollouts_are_drawn_at_the_temperature_of_the_bounds(self):
         check_config(self.config(temperature=0.6), bounds_temperature=0.6)

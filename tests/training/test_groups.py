@@ -249,6 +249,34 @@ def test_a_run_is_that_of_trl(folders, tokenizer, tmp_path, micro_batch):
     assert len(logs[0]) == 3
 
 
+@pytest.mark.parametrize("adapter", [False, True])
+def test_rollouts_do_not_depend_on_the_model_s_generation_config(
+    folders, tokenizer, tmp_path, adapter
+):
+    """TRL's own trainer, which fills it in, draws otherwise; then `bind` refuses."""
+    drawn = {}
+    for kind in (GroupTrainer, GRPOTrainer):
+        peft_config = lora() if adapter else None
+        trainer = trainer_of(kind, folders["llama"], tokenizer, tmp_path, peft_config=peft_config)
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        own = (model.get_base_model() if adapter else model).generation_config
+        prompts = [tokenizer(request)["input_ids"] for request in REQUESTS]
+        for settings in (
+            {},
+            {"min_p": 0.95},
+            {"no_repeat_ngram_size": 1, "forced_eos_token_id": 7},
+        ):
+            own.update(**settings)
+            torch.manual_seed(5)
+            drawn[kind, str(settings)] = trainer._generate_single_turn(prompts, None, {}, 4)[0]
+            saved = trainer.model.generation_config.to_dict()
+            assert settings.items() <= saved.items(), "the policy is saved with its own settings"
+    ours = [rows for (kind, _), rows in drawn.items() if kind is GroupTrainer]
+    theirs = [rows for (kind, _), rows in drawn.items() if kind is GRPOTrainer]
+    assert ours == [theirs[0]] * 3
+    assert theirs[0] != theirs[1] != theirs[2]
+
+
 def test_micro_batches_hold_whole_groups_and_answers_of_like_length():
     micro_batches = [
         {

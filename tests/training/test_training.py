@@ -174,6 +174,9 @@ class TestLogs:
 
     def test_resolved_configuration_is_in_the_manifest(self, trained, method):
         manifest = trained.runs[method].manifest()
+        assert manifest["sampling"]["temperature"] == 1.0
+        assert manifest["sampling"]["top_k"] == 0
+        assert manifest["sampling"]["no_repeat_ngram_size"] == 0
         config = manifest["trl_config"]
         expected = {
             "beta": 0.001,
