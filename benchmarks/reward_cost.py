@@ -4,10 +4,11 @@
     python benchmarks/reward_cost.py --steps 20 --lora 16
     python benchmarks/reward_cost.py --model Qwen/Qwen3-1.7B --tokens 512
 
-One trainer, one process. Steps come in pairs with the same prompts and the same seed: one is
-rewarded with r_ver alone (``VerifierReward``, which scores no likelihood), one with CaLIF; which of
-them goes first alternates, so that a machine's other load hits both alike. The learning rate is 0:
-the arithmetic of a step stays, and both steps of a pair draw the same rollouts.
+One trainer (`califkit.training.groups`), one process. Steps come in pairs with the same prompts and
+the same seed: one is rewarded with r_ver alone (``VerifierReward``, which scores no likelihood),
+one with CaLIF; which of them goes first alternates, so that a machine's other load hits both alike.
+The learning rate is 0: the arithmetic of a step stays, and both steps of a pair draw the same
+rollouts.
 
 Parts: generation; the KL pass (reference given request and constraints, which both arms have); the
 x pass (reference given the request alone, which only CaLIF has); verifiers and the rest of the
@@ -31,7 +32,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 from transformers import PrinterCallback, TrainerCallback, set_seed
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOConfig
 
 from califkit import CalifReward
 from califkit.data.composer import compose
@@ -40,6 +41,7 @@ from califkit.data.rows import constraints_json
 from califkit.models.likelihood import ReferenceScorer
 from califkit.models.resolve import resolve
 from califkit.rewards.adapters import VerifierReward
+from califkit.training.groups import GroupTrainer
 
 ARMS = ("r_ver", "calif")
 PARTS = ("generation", "KL pass", "x pass", "verifiers", "training", "other")
@@ -179,7 +181,7 @@ def run(
         gradient_checkpointing=False,
         chat_template_kwargs={"enable_thinking": False},
         model_init_kwargs={"dtype": "float32"},
-        bf16=on_gpu,
+        bf16=on_gpu or arguments.bfloat16,
         use_cpu=not on_gpu,
         save_strategy="no",
         logging_strategy="no",
@@ -201,7 +203,7 @@ def run(
     # Loads what the verifiers load at their first call.
     switch(rows["prompt"], ["Some text."] * len(rows), constraints=rows["constraints"])
     callback = Pairs(switch, clocks)
-    trainer = GRPOTrainer(
+    trainer = GroupTrainer(
         model=str(resolve(arguments.model)),
         reward_funcs=switch,
         args=config,
@@ -217,7 +219,7 @@ def run(
     return callback.arms[2:], *(clock.steps[2:] for clock in clocks)
 
 
-def time_parts(trainer: GRPOTrainer, clock: Clock) -> None:
+def time_parts(trainer: GroupTrainer, clock: Clock) -> None:
     """Wrap the methods of a trainer that make up a step."""
 
     def log_probs_of() -> str:  # the trained forward has gradients, the KL pass has none
@@ -273,6 +275,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         help="score no rollouts with r_ver = 0",
     )
     parser.add_argument("--lora", type=int, help="rank of LoRA adapters; default: all weights")
+    parser.add_argument("--bfloat16", action="store_true", help="autocast on a CPU, too")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args(arguments)
 

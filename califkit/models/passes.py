@@ -152,7 +152,10 @@ def _scoring(
     from torch.utils.checkpoint import checkpoint
 
     def score(hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        log_probs = torch.log_softmax(logits_of(hidden).float() / temperature, dim=-1)
+        logits = logits_of(hidden).float()
+        if temperature != 1:  # else a division of every logit, there and back
+            logits = logits / temperature
+        log_probs = torch.log_softmax(logits, dim=-1)
         columns = [log_probs.gather(1, targets[:, None])]
         if with_entropy:
             with torch.no_grad():

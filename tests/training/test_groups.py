@@ -130,12 +130,16 @@ def loss_and_gradients(trainer, inputs, spread: float = 0.02) -> SimpleNamespace
     )
 
 
-def assert_the_same(ours, theirs) -> None:
+def assert_the_same(ours, theirs, each: float = 1e-5) -> None:
+    """Loss, the gradient as a whole and that of ``each`` weight, relative to TRL's."""
     assert ours.loss == pytest.approx(theirs.loss, rel=1e-5)
     assert ours.gradients.keys() == theirs.gradients.keys()
-    for name, gradient in theirs.gradients.items():
-        difference = (ours.gradients[name] - gradient).norm() / gradient.norm()
-        assert difference < 1e-5, name
+    differences = {n: (ours.gradients[n] - g).norm() for n, g in theirs.gradients.items()}
+    norms = {n: g.norm() for n, g in theirs.gradients.items()}
+    for name, difference in differences.items():
+        assert difference < each * norms[name], name
+    whole = torch.stack([*differences.values()]).norm() / torch.stack([*norms.values()]).norm()
+    assert whole < 1e-5
     assert ours.metrics == pytest.approx(theirs.metrics, rel=1e-4, abs=1e-7)
 
 
@@ -171,7 +175,8 @@ def test_loss_and_gradients_of_smollm2(tokenizer, tmp_path, adapter):
         folder = resolve("smollm2-135m-instruct")
         trainer = trainer_of(kind, folder, tokenizer, tmp_path, **options)
         found.append(loss_and_gradients(trainer, inputs, spread=0.001))
-    assert_the_same(*found)
+    # TRL's own gradients of single weights are up to 1.7e-5 away from those in float64.
+    assert_the_same(*found, each=3e-5)
 
 
 @pytest.mark.parametrize(
