@@ -70,12 +70,13 @@ def make_trainer(
     *,
     data: dict[str, list[Any]] | None = None,
     peft_config: Any = None,
+    kind: Any = None,
 ) -> Any:
-    """A trainer of a model, or of the folder of one."""
+    """A trainer of a model, or of the folder of one; TRL's own, or another ``kind``."""
     from datasets import Dataset
     from trl import GRPOTrainer
 
-    return GRPOTrainer(
+    return (kind or GRPOTrainer)(
         model=str(model) if isinstance(model, Path) else model,
         reward_funcs=[reward, even_tokens],
         args=config,

@@ -21,6 +21,7 @@ from tiny_trainer import (
 )
 
 from califkit.rewards.trl import CalifReward, RewardError
+from califkit.training.groups import GroupTrainer
 
 DEEPSPEED = {
     "train_batch_size": "auto",
@@ -125,7 +126,9 @@ def main(path: Path) -> None:
         path.parent, per_device_train_batch_size=2, max_steps=2, beta=spec["beta"], **options
     )
     model, peft_config = policy_of(spec)
-    trainer = make_trainer(model, config, reward, tokenizer, peft_config=peft_config)
+    trainer = make_trainer(
+        model, config, reward, tokenizer, peft_config=peft_config, kind=GroupTrainer
+    )
     reward.bind(trainer)
     rank, world = dist.get_rank(), dist.get_world_size()
     assert world == 2, f"started as {world} processes"

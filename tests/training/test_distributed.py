@@ -52,7 +52,8 @@ def two_processes(folder: Path, spec: dict[str, Any]) -> subprocess.CompletedPro
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
         + [str(WORKER), str(path)],
         env=os.environ
-        | {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"},
+        | {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
+        | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
         capture_output=True,
         text=True,
         timeout=LIMIT,
