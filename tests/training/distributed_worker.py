@@ -143,7 +143,7 @@ def main(path: Path) -> None:
     if spec["scenario"] == "broken pass":
         own = share(batch, DEALT["even"], rank)
         if rank == 1:
-            own["completion_ids"][0] = [*own["completion_ids"][0], 10**9]
+            own["completion_ids"][0] = [10**9, *own["completion_ids"][0]]
         reward(**own)
     result = {
         "steps": steps,
