@@ -41,21 +41,10 @@ def draw_probe(
 ) -> None:
     """Draw and score a probe, or continue one that was interrupted; a complete one costs nothing.
 
-    Parameters
-    ----------
-    run
-        A complete anchor run.
-    instances
-        Its training prompts; ``n_prompts`` of them, evenly spread over their order, are probed.
-
-    Raises
-    ------
-    AnchorError
-        If the run is not complete or of other prompts, its bounds were measured otherwise than
-        this machine would (`califkit.anchors.table.load_anchors`), there are fewer prompts, or the
-        run holds a probe of another number of prompts.
-    StorageError
-        As in `califkit.anchors.measure.compute_anchors`.
+    Of the training prompts of a complete anchor run ``n_prompts`` are probed, evenly spread over
+    their order. `AnchorError` if the run is not complete or of other prompts, its bounds were
+    measured otherwise than this machine would (`califkit.anchors.table.load_anchors`), or it holds
+    a probe of another number of prompts.
     """
     join_anchors(instances, load_anchors(run))
     if not 1 <= n_prompts <= len(instances):

@@ -90,8 +90,6 @@ def confidence_region(
     constrained, natural
         l of the samples given (x, c), side 0, and given x, side 1; shape (prompts, samples), at
         least two a side, in nats per token. NaN is a missing sample.
-    kind
-        ``inner`` (narrower) or ``outer`` (wider).
     quantile
         q: ``t`` is Student's with n - 1 degrees of freedom (2.365 for 8 samples), ``normal`` 1.960
         (open point A6).

@@ -191,19 +191,10 @@ def load_anchors(
 ) -> pd.DataFrame:
     """The table of a complete anchor run, or of a Parquet file.
 
-    Parameters
-    ----------
-    where
-        A run, or the path of an `ANCHORS` file.
-    expected, data_sha256
-        How the bounds must have been measured, and for which prompts. The precision must be the one
-        that this machine scores in (`califkit.models.likelihood.scoring_precision`).
-
-    Raises
-    ------
-    AnchorError
-        If the run is not complete, or something differs or is not said; the message names field
-        and both values.
+    ``expected`` and ``data_sha256`` say how the bounds must have been measured, and for which
+    prompts; the precision must be the one that this machine scores in
+    (`califkit.models.likelihood.scoring_precision`). `AnchorError` names the field that differs and
+    both values.
     """
     if isinstance(where, Run) and not where.is_complete:
         raise AnchorError(f"the anchors in {where.folder} are not complete")

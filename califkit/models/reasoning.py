@@ -111,16 +111,8 @@ def final_answer(
     the answer is lost), else to the marker. A truncated answer is an answer; one without visible
     text is none.
 
-    Parameters
-    ----------
-    token_ids
-        The response as generated, without the prompt.
-    tokenizer
-        The policy's. The marker may be one token, special or not, or several.
-    thinking
-        Whether the response was drawn in thinking mode.
-    stop
-        Tokens that end a turn; what follows the first of them is not read.
+    What follows the first token of ``stop`` is not read. The marker may be one token of the policy's
+    tokenizer, special or not, or several.
     """
     ids = list(token_ids)
     end = next((i for i, token in enumerate(ids) if token in stop), None)

@@ -159,14 +159,8 @@ def check_columns(columns: Iterable[str], needed: Sequence[str]) -> None:
 def check_dataset(dataset: Any, name: str, needed: Sequence[str], method: str) -> list[str]:
     """Read every row of a data set; what looks like a mistake, but is possible, is returned.
 
-    Of an ``IterableDataset`` only the columns are checked, if it knows them.
-
-    Parameters
-    ----------
-    name
-        What messages call it, as in "training set".
-    needed
-        Columns that it has to have beside ``prompt``.
+    Of an ``IterableDataset`` only the columns are checked, if it knows them. ``name`` is what
+    messages call it; ``needed`` are the columns that it has to have beside ``prompt``.
     """
     from datasets import IterableDataset
 
