@@ -111,8 +111,8 @@ def final_answer(
     the answer is lost), else to the marker. A truncated answer is an answer; one without visible
     text is none.
 
-    What follows the first token of ``stop`` is not read. The marker may be one token of the policy's
-    tokenizer, special or not, or several.
+    What follows the first token of ``stop`` is not read. The marker may be one token of the
+    policy's tokenizer, special or not, or several.
     """
     ids = list(token_ids)
     end = next((i for i, token in enumerate(ids) if token in stop), None)
