@@ -77,7 +77,10 @@ def _policies(params: Params) -> list[dict[str, Any]]:
                 {
                     "seed": policy.seed if policy else None,
                     "benchmark": settings.evaluation.benchmark,
-                    **{name: metrics[name] for name in ("prompt_loose", "loglik", "tokens")},
+                    **{
+                        name: metrics[name]
+                        for name in ("prompt_level_loose_acc", "loglik", "tokens")
+                    },
                     "top_1": identified.top_1,
                     "auc": identified.auc,
                     "information": identified.information,
