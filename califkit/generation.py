@@ -16,6 +16,7 @@ from califkit.data.load import DataError, Instance, Loaded, load_source
 from califkit.data.prompts import training_prompts
 from califkit.judges import rubrics
 from califkit.judges.rubrics import BENCHMARKS, Benchmark, RubricError
+from califkit.models.chat import template_date
 from califkit.models.engines import Response, load_engine
 from califkit.models.resolve import resolve
 from califkit.models.sampling import resolved
@@ -102,12 +103,14 @@ def generate_responses(profile: str, stage: GenerateStage, execution: Execution)
                 responses = engine.generate(prompts, sampling, unit_seed(stage.seed, number))
                 return [_row(i, r) for i, r in zip(unit, responses, strict=True)]
 
+            date = template_date(engine.tokenizer)
             run_units(log, units, compute, f"responses {stage.name}")
         run.finish(
             started,
             rows=len(instances),
             data=loaded.summary(),
             data_sha256=loaded.sha256,
+            template_date=date,
             sampling=resolved(sampling, stage.engine),
         )
     return run

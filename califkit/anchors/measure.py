@@ -259,6 +259,7 @@ def _merge(run: Run, loaded: Loaded, started: float) -> None:
         data=loaded.summary(),
         data_sha256=loaded.sha256,
         model=stage.model,
+        template_date=facts["template_date"],
         sampling=resolved(stage.anchors.sampling, stage.engine),
         **table_facts(table),
     )

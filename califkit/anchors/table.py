@@ -23,6 +23,7 @@ from califkit.anchors.region import confidence_region
 from califkit.anchors.rows import SIDES, AnchorError
 from califkit.data.load import Instance
 from califkit.metrics import nan_mean
+from califkit.models.chat import template_date
 from califkit.models.likelihood import scoring_precision
 from califkit.models.resolve import load_tokenizer, resolve
 from califkit.runs.folders import Run
@@ -153,6 +154,7 @@ def anchor_metadata(
         "thinking": stage.thinking,
         "engine": stage.engine,
         "chat_template_sha256": hashlib.sha256(template.encode()).hexdigest(),
+        "template_date": template_date(tokenizer),
         "data_sha256": data_sha256,
         "sampling": settings["sampling"],
         "draws": settings["draws"],

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from califkit import CalifkitError
+from califkit.models.chat import render
 from califkit.models.passes import has_recurrent_layers
 from califkit.models.reasoning import END, Answer, final_answer, turn_end_id
 from califkit.models.resolve import load_model, load_tokenizer, resolve
@@ -287,9 +288,9 @@ def chat_texts(
 ) -> list[str]:
     """Each prompt as a single user turn in the chat template, up to where the answer begins."""
     return [
-        tokenizer.apply_chat_template(
+        render(
+            tokenizer,
             [{"role": "user", "content": prompt}],
-            tokenize=False,
             add_generation_prompt=True,
             enable_thinking=thinking,
         )

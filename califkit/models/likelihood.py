@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from califkit.models.chat import render
 from califkit.models.passes import Row, Sharing, answer_log_probs, checked_head, replaced
 
 if TYPE_CHECKING:
@@ -84,9 +85,9 @@ class ReferenceScorer:
         Thinking is off: with the template's own switch, and by an empty think block where the
         template opens one whatever the switch says.
         """
-        text = self.tokenizer.apply_chat_template(
+        text = render(
+            self.tokenizer,
             [{"role": "user", "content": request}],
-            tokenize=False,
             add_generation_prompt=True,
             enable_thinking=False,
         )

@@ -22,6 +22,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from califkit.models.chat import render
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
@@ -153,7 +155,7 @@ def turn_end_id(tokenizer: PreTrainedTokenizerBase) -> int:
     where the template writes no special token.
     """
     turns = [{"role": "user", "content": "Tea?"}, {"role": "assistant", "content": "Green."}]
-    rendered = tokenizer.apply_chat_template(turns, tokenize=False)
+    rendered = render(tokenizer, turns)
     _, found, behind = rendered.rpartition("Green.")
     ids = tokenizer(behind, add_special_tokens=False)["input_ids"] if found else []
     added = tokenizer.added_tokens_decoder

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from califkit.metrics import none_if_nan
+from califkit.models.chat import pin_date
 from califkit.models.likelihood import ReferenceScorer
 from califkit.models.reasoning import Answer, final_answer, turn_end_id
 from califkit.rewards.adapters import completion_text
@@ -144,6 +145,7 @@ class CalifReward:
 
         ``scorer`` then gives l under the reference, and ``reference_kind`` says where that lives;
         see `califkit.rewards.reference`.
+        A chat template that prints today's date prints `califkit.models.chat.DATE` from now on.
         All rows of the training and evaluation sets are read. Rows of an ``IterableDataset`` cannot
         be, so an error in one of them shows only when it is scored.
 
@@ -157,6 +159,8 @@ class CalifReward:
         """
         check_config(trainer.args, bounds_temperature=self.bounds_temperature)
         check_generation_config(trainer)
+        pin_date(trainer.processing_class)
+        pin_date(trainer)  # which has a template of its own where there are tools
         check_template(trainer, thinking=self.thinking)
         evaluated = trainer.eval_dataset
         if not isinstance(evaluated, Mapping):

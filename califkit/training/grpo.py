@@ -40,6 +40,7 @@ from califkit.data.prompts import training_prompts
 from califkit.data.rows import constraints_json
 from califkit.judges.cache import judge_cache
 from califkit.judges.judge import Judge
+from califkit.models.chat import template_date
 from califkit.models.resolve import load_tokenizer, resolve
 from califkit.models.sampling import resolved
 from califkit.rewards.trl import CalifReward, check_config
@@ -281,6 +282,7 @@ def _train(
             "device": trainer.model.device.type,
             "processes": config.world_size,
             "threads": torch.get_num_threads(),
+            "template_date": template_date(trainer.processing_class),
             "sampling": resolved(
                 Sampling(
                     temperature=config.temperature, max_tokens=stage.training.max_completion_tokens

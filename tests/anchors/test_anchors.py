@@ -544,6 +544,10 @@ def test_bounds_of_other_prompts_or_another_template_are_refused(compute):
     with pytest.raises(AnchorError, match=f"data_sha256 is '{sha256}', but 'abc'"):
         load_anchors(run, run.stage, "abc")
     metadata = anchor_table.read_metadata(path)
+    other_day = metadata | {"template_date": "2025-01-01"}
+    anchor_table.write_anchors(load_anchors(path), path, other_day)
+    with pytest.raises(AnchorError, match="template_date is '2025-01-01', but None is expected"):
+        load_anchors(path, run.stage, sha256)
     anchor_table.write_anchors(load_anchors(path), path, metadata | {"chat_template_sha256": "x"})
     with pytest.raises(AnchorError, match="chat_template_sha256 is 'x', but '"):
         load_anchors(run, run.stage, sha256)

@@ -1,5 +1,6 @@
 """CaLIF as TRL calls it, bound to a real trainer."""
 
+import copy
 import json
 import math
 import pickle
@@ -513,6 +514,18 @@ class TestGenerationConfig:
         trainer.model.generation_config.eta_cutoff = 0.1
         with pytest.raises(RewardError, match=r"eta_cutoff=0\.1"):
             CalifReward().bind(trainer)
+
+
+def test_rollouts_and_bounds_see_the_same_date(tiny, tiny_folder, tmp_path):
+    """TRL renders the prompts of the rollouts, with a template that prints today's date."""
+    tokenizer = copy.deepcopy(tiny.tokenizer)
+    tokenizer.chat_template = "{{ strftime_now('%d %B %Y') }}: {{ messages[0]['content'] }}"
+    reward = CalifReward()
+    trainer = make_trainer(tiny_folder, make_config(tmp_path), reward, tokenizer)
+    reward.bind(trainer)
+    prompt_ids, *_ = trainer._tokenize_prompts([[{"role": "user", "content": "Tea?"}]])
+    assert tokenizer.decode(prompt_ids[0]) == "26 July 2024: Tea?"
+    assert reward.scorer.prefix_ids("Tea?") == prompt_ids[0]
 
 
 class TestConfig:
