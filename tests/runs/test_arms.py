@@ -1,9 +1,12 @@
 """Arms of a study: one params file, many times over."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from tiny_runs import environment, params_file
 
 from califkit.data.prompts import training_prompts
 from califkit.generation import benchmark_prompts
@@ -113,3 +116,29 @@ def test_training_pilots_and_tests_share_no_request(arms):
 
 def evaluation(arm: Arm):
     return arm.params.settings.generate_stages()[0].evaluation
+
+
+@pytest.mark.slow
+def test_the_script_runs_arms_and_prints_their_numbers(tmp_path):
+    base = params_file(tmp_path, identification={"requests": 3}, training={"steps": 1})
+    groups = {"one": {"arms": {"verifier": {"methods": ["if_rlvr"]}, "calif": {"methods": []}}}}
+    file = tmp_path / "arms.yaml"
+    file.write_text(yaml.safe_dump({"params": str(base), "groups": groups}))
+    script = STUDY.parents[2] / "benchmarks" / "study.py"
+
+    def run(*options: str) -> str:
+        call = [sys.executable, script, "--arms", file, "--arm", "verifier", *options]
+        done = subprocess.run(
+            call, env=environment(tmp_path / "runs"), capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    assert "verifier             0 of 5 runs are complete" in run("--list")
+    printed = run()
+    assert "verifier             5 of 5 runs are complete" in run("--list")
+    training, evaluation = run("--table").strip().split("\n\n")
+    assert printed.endswith(f"{training}\n\n{evaluation}\n"), "a complete study prints the same"
+    assert [line.split()[0] for line in training.splitlines()] == ["arm", "verifier"]
+    assert [line.split()[0] for line in evaluation.splitlines()] == ["arm", "base", "verifier"]
+    assert "information" in evaluation and "groups_with_equal_r_ver" in training
