@@ -43,22 +43,11 @@ Both = tuple[ArrayLike, ArrayLike]
 
 @dataclass(frozen=True)
 class Pair:
-    """Two answers to one prompt.
+    """Two answers, without reasoning, to one prompt.
 
-    Attributes
-    ----------
-    prompt, constraints
-        What both policies saw and what their answers are checked against.
-    base, trained
-        The answers, without reasoning.
-    request
-        x alone; None takes the prompt.
-    key
-        Names the prompt; None takes its text. Pairs with one name are samples of one prompt.
-    base_line, trained_line
-        Where the answers stand in their files, if they come from files.
-    cut
-        Whether each answer was cut at the token limit; None where that is not known.
+    ``request`` is x alone (None takes the prompt). ``key`` names the prompt (None takes its text);
+    pairs with one name are samples of one prompt. ``base_line`` and ``trained_line`` say where the
+    answers stand in their files, and ``cut`` whether each was cut at the token limit.
     """
 
     prompt: str
@@ -123,22 +112,12 @@ class Side:
 class Audit:
     """The findings.
 
-    Attributes
-    ----------
-    differences
-        By name of `MEASURES`; with a note instead of numbers where something was not measured.
-    transitions
-        A row for each of `califkit.metrics.TRANSITIONS`: ``n`` and the mean changes (trained minus
-        base) of ``loglik``, ``quality`` and ``words``, NaN where not measured.
-    types
-        A row a constraint type (prefix of the id); a pair with two types is in both.
-    new_signals
-        For each pair the signals that the trained answer shows and the base one does not.
-    lost
-        For each pair: the trained answer passes, or follows more than the base one, and shows a new
-        signal ("passes the verifier, lost the answer").
-    not_checked
-        What could not be checked, and why.
+    ``differences`` are by name of `MEASURES`. ``transitions`` has a row for each of
+    `califkit.metrics.TRANSITIONS`: ``n`` and the mean changes (trained minus base) of ``loglik``,
+    ``quality`` and ``words``, NaN where not measured. ``types`` is a `type_table`. ``new_signals``
+    are, for each pair, those that the trained answer shows and the base one does not; it has
+    ``lost`` where it passes, or follows more than the base one, and shows such a signal ("passes
+    the verifier, lost the answer"). ``not_checked`` says what could not be checked, and why.
     """
 
     pairs: Sequence[Pair]
@@ -201,25 +180,16 @@ def audit(
 
     Parameters
     ----------
-    pairs
-        At least one.
     logliks
         l of the answers under the frozen reference, in nats per token; NaN for empty answers.
     qualities
         Response Quality from a judge, 1 to 10; NaN where unscored.
-    tokens
-        Lengths in tokens.
     identified
         Whether the answers are identified (`califkit.metrics.identified`), 0 to 1.
     semantics, processes, progress
         Of the verifiers, as in `califkit.evaluation.verdicts.verify_many`.
     seed, n_resamples
         Of the bootstrap.
-
-    Raises
-    ------
-    ValueError
-        No pairs, a pair without constraints, or numbers that are not one a pair.
     """
     if not pairs:
         raise ValueError("no pairs to audit")
@@ -228,23 +198,12 @@ def audit(
     texts = [pair.base for pair in pairs], [pair.trained for pair in pairs]
     items = [(p.constraints, t) for side in texts for p, t in zip(pairs, side, strict=True)]
     judged = list(verify_many(items, semantics, processes, progress, len(items)))
-    measured = (logliks, qualities, identified)
-    l_both, q_both, i_both = (_both(pairs, given) for given in measured)
-    t_both = _both(pairs, tokens)
+    given = {"loglik": logliks, "quality": qualities, "identified": identified, "tokens": tokens}
+    measured = {name: _both(pairs, numbers) for name, numbers in given.items()}
     verdicts = judged[: len(pairs)], judged[len(pairs) :]
-    base, trained = (
-        _side(pairs, s, texts, verdicts[s], l_both, q_both, i_both, t_both[s]) for s in (0, 1)
-    )
-    new = [
-        _without(mine, theirs) for mine, theirs in zip(trained.signals, base.signals, strict=True)
-    ]
-    mirrored = [
-        _without(mine, theirs) for mine, theirs in zip(base.signals, trained.signals, strict=True)
-    ]
-    wins = trained.passes | (trained.followed > base.followed)
-    base_wins = base.passes | (base.followed > trained.followed)
-    lost = wins & _any(new)
-    values = _values(pairs, base, base_wins & _any(mirrored)), _values(pairs, trained, lost)
+    base, trained = (_side(pairs, s, texts, verdicts[s], measured) for s in (0, 1))
+    new, lost = _lost(trained, base)
+    values = _values(pairs, base, _lost(base, trained)[1]), _values(pairs, trained, lost)
     notes = {
         "loglik": "" if logliks is not None else "no reference was given",
         "quality": "" if qualities is not None else "no judge was given",
@@ -280,35 +239,27 @@ def _side(
     s: int,
     texts: tuple[list[str], list[str]],
     verdicts: list[Verdicts],
-    logliks: tuple[np.ndarray, np.ndarray],
-    qualities: tuple[np.ndarray, np.ndarray],
-    identified: tuple[np.ndarray, np.ndarray],
-    tokens: np.ndarray,
+    measured: Mapping[str, tuple[np.ndarray, np.ndarray]],
 ) -> Side:
     """Side ``s`` (0 base, 1 trained) of what has an entry a side."""
     mine, other = texts[s], texts[1 - s]
+    compared = [
+        zip(measured[name][s], measured[name][1 - s], strict=True)
+        for name in ("loglik", "quality", "identified")
+    ]
     return Side(
         verdicts=verdicts,
         words=np.array([length(text) for text in mine], dtype=float),
-        tokens=tokens,
         distinct_2=np.array([text_distinct_2(text) for text in mine]),
-        loglik=logliks[s],
-        quality=qualities[s],
-        identified=identified[s],
         empty=np.array([not text.strip() for text in mine]),
         cut=np.array([np.nan if pair.cut[s] is None else pair.cut[s] for pair in pairs]),
         signals=[
-            find_signals(
-                mine[i],
-                other[i],
-                pair.constraints,
-                pair.wording,
-                (logliks[s][i], logliks[1 - s][i]),
-                (qualities[s][i], qualities[1 - s][i]),
-                (identified[s][i], identified[1 - s][i]),
+            find_signals(my_text, other_text, pair.constraints, pair.wording, *numbers)
+            for pair, my_text, other_text, *numbers in zip(
+                pairs, mine, other, *compared, strict=True
             )
-            for i, pair in enumerate(pairs)
         ],
+        **{name: both[s] for name, both in measured.items()},
     )
 
 
@@ -321,8 +272,13 @@ def _both(pairs: Sequence[Pair], given: Both | None) -> tuple[np.ndarray, np.nda
     return base, trained
 
 
-def _without(mine: dict[str, Signal], theirs: dict[str, Signal]) -> dict[str, Signal]:
-    return {name: signal for name, signal in mine.items() if name not in theirs}
+def _lost(mine: Side, theirs: Side) -> tuple[list[dict[str, Signal]], np.ndarray]:
+    """The signals that only ``mine`` shows, and where it wins at the verifier with one of them."""
+    new = [
+        {name: signal for name, signal in shown.items() if name not in known}
+        for shown, known in zip(mine.signals, theirs.signals, strict=True)
+    ]
+    return new, (mine.passes | (mine.followed > theirs.followed)) & _any(new)
 
 
 def _any(signals: list[dict[str, Signal]]) -> np.ndarray:

@@ -7,7 +7,7 @@ answers are audited (paper, section 2.5).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -50,20 +50,16 @@ class Source:
 
     def notes(self) -> list[tuple[str, str]]:
         """What could not be checked because of the files, and why."""
-        found = []
-        sides = (("base", self.only_base, "trained"), ("trained", self.only_trained, "base"))
-        for side, named, other in sides:
-            if named.n:
-                why = f"no {other} response to the same prompt ({_first(named)})"
-                found.append((f"{named.n} {side} responses", why))
+        no_prompt = f"{self.constraints} has no such prompt"
+        repeat = "they repeat an earlier one to the same prompt"
+        found = [
+            *_named(self.only_base, "base responses", "no trained response to the same prompt"),
+            *_named(self.only_trained, "trained responses", "no base response to the same prompt"),
+        ]
         for side, named in self.no_prompt.items():
-            if named.n:
-                why = f"{self.constraints} has no such prompt ({_first(named)})"
-                found.append((f"{named.n} {side} responses", why))
+            found += _named(named, f"{side} responses", no_prompt)
         for side, named in self.identical.items():
-            if named.n:
-                why = f"they repeat an earlier one to the same prompt ({_first(named)})"
-                found.append((f"{named.n} {side} responses as samples of their own", why))
+            found += _named(named, f"{side} responses as samples of their own", repeat)
         if self.same_answers:
             why = "base and trained gave the same text"
             found.append((f"a change in {self.same_answers} pairs", why))
@@ -75,7 +71,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Paired:
-    """Pairs, the rows of both files that are in them, and their source."""
+    """Pairs, with the rows of both files that are in them."""
 
     pairs: list[Pair]
     rows: tuple[list[Row], list[Row]]
@@ -103,8 +99,6 @@ def audit_files(
 
     Parameters
     ----------
-    base, trained
-        JSONL files of responses.
     out
         Folder for the scores of the reference; required with ``reference``. The same call
         continues an interrupted one.
@@ -112,19 +106,12 @@ def audit_files(
         As in `califkit.evaluation.response_files.open_responses`.
     reference
         Model whose likelihood is measured: the base policy, for the paper's numbers.
-    judge
-        Grades Response Quality; its cache makes it resumable.
     identify
         Against how many requests each answer is held, its own among them; needs a reference.
     semantics, seed, processes, progress
         As in `califkit.audit.compare.audit`.
     thinking, tokens_per_pass
         As in `califkit.evaluation.score_files`.
-
-    Raises
-    ------
-    DataError
-        For input that cannot be used, before anything expensive starts; it names file and line.
     """
     if identify is not None and reference is None:
         raise DataError(f"identify = {identify}: request identification needs a reference")
@@ -139,8 +126,13 @@ def audit_files(
         if out is None:
             raise ValueError("a reference needs a folder for its scores")
         settings = Settings(reference, thinking=thinking, identify=identify)
-        scores = _score(files, paired.rows, out / "scores", settings, tokens_per_pass)
-        logliks, tokens = _of_both(scores, _loglik), _of_both(scores, lambda s: float(s.tokens))
+        scores = [
+            score_file(
+                file, out / "scores" / f"{side}.scores.jsonl", settings, tokens_per_pass, rows
+            )
+            for side, file, rows in zip(("base", "trained"), files, paired.rows, strict=True)
+        ]
+        logliks, tokens = _of_both(scores, "loglik"), _of_both(scores, "tokens")
         if identify is not None:
             identified = tuple(_identified(side, identify) for side in scores)
     qualities = None if judge is None else _judge(pairs, judge)
@@ -161,12 +153,8 @@ def audit_files(
 def pair_up(base: Responses, trained: Responses, thinking: bool = False) -> Paired:
     """Join two response files, opened for scoring, by key, or by prompt where a row has no key.
 
-    Raises
-    ------
-    DataError
-        Rows without constraints, pairs whose prompts or constraints differ, several responses to
-        one prompt where the rows do not bring their own constraints (all but the last would be
-        lost), several filters in a file, and files without a common prompt.
+    `DataError` also for several responses to one prompt where the rows do not bring their own
+    constraints: all but the last would be lost.
     """
     sides = {"base": _usable(base), "trained": _usable(trained)}
     by_key = all(row.key is not None for rows in sides.values() for row in rows)
@@ -261,35 +249,19 @@ def _where(row: Row) -> str:
     return f"line {row.line}, {row.name}"
 
 
-def _first(named: Named) -> str:
-    listed = "; ".join(named.first[:3])
-    return listed if named.n <= 3 else f"{listed}; and {named.n - 3} more"
+def _named(named: Named, what: str, why: str) -> list[tuple[str, str]]:
+    """A note with the number of these rows and the names of the first; none if there are none."""
+    more = f"; and {named.n - 3} more" if named.n > 3 else ""
+    return [(f"{named.n} {what}", f"{why} ({'; '.join(named.first[:3])}{more})")] if named.n else []
 
 
 # --- reference and judge --------------------------------------------------------------------------
 
 
-def _score(
-    files: Sequence[Responses],
-    rows: tuple[list[Row], list[Row]],
-    folder: Path,
-    settings: Settings,
-    tokens_per_pass: int,
-) -> list[list[Scored]]:
-    """The scores of both sides."""
-    return [
-        score_file(file, folder / f"{side}.scores.jsonl", settings, tokens_per_pass, matched)
-        for side, file, matched in zip(("base", "trained"), files, rows, strict=True)
-    ]
-
-
-def _of_both(scores: Sequence[Sequence[Scored]], number: Callable[[Scored], float]) -> Both:
-    base, trained = (np.array([number(s) for s in side]) for side in scores)
+def _of_both(scores: Sequence[Sequence[Scored]], name: str) -> Both:
+    """A number of the answers of both sides; None becomes NaN."""
+    base, trained = (np.array([getattr(s, name) for s in side], dtype=float) for side in scores)
     return base, trained
-
-
-def _loglik(scored: Scored) -> float:
-    return math.nan if scored.loglik is None else scored.loglik
 
 
 def _identified(scores: Sequence[Scored], k: int) -> np.ndarray:

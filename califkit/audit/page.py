@@ -56,22 +56,7 @@ SIGNAL_MEANINGS = {
 
 
 def write_audit(report: Audit, folder: Path, source: Source | None = None) -> tuple[Path, Path]:
-    """Write `PAGE` and `DATA` into a folder (made if needed; earlier ones are replaced).
-
-    Parameters
-    ----------
-    report
-        The findings.
-    folder
-        Where to.
-    source
-        Where the pairs came from, if from files.
-
-    Returns
-    -------
-    tuple of Path
-        Page and data.
-    """
+    """Write `PAGE` and `DATA` into a folder (made if needed; earlier ones are replaced)."""
     folder.mkdir(parents=True, exist_ok=True)
     page, data = folder / PAGE, folder / DATA
     write_json(data, as_json(report, source))

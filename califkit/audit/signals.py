@@ -52,16 +52,9 @@ single words are left to `near_empty`."""
 
 SHORT_OR_COPIED = frozenset(
     {
-        "format:options",
-        "repeat:repeat_change",
-        "repeat:repeat_simple",
-        "repeat:repeat_span",
-        "detectable_format:constrained_response",
-        "combination:repeat_prompt",
-        "copy:repeat_phrase",
-        "copy:copying_simple",
-        "copy:copy",
-        "copy:copying_multiple",
+        *("format:options", "detectable_format:constrained_response", "combination:repeat_prompt"),
+        *("repeat:repeat_change", "repeat:repeat_simple", "repeat:repeat_span"),
+        *("copy:repeat_phrase", "copy:copying_simple", "copy:copy", "copy:copying_multiple"),
         "new:copy_span_idx",
     }
 )
@@ -117,15 +110,9 @@ def units(text: str) -> list[str]:
 
     ASCII punctuation and white space are left out (lists and tables repeat them), emoji are not.
     """
-    kept = [unit for run in _ASCII_MARKS.split(text.lower()) for unit in _split_symbols(run)]
-    if len(kept) >= REPETITION_UNITS:
-        return kept
-    return list("".join(kept))
-
-
-def _split_symbols(run: str) -> list[str]:
-    """Words of a run without ASCII marks, and each further symbol (an emoji, say) on its own."""
-    return re.findall(r"\w+|[^\w]", run)
+    # Words, and each further symbol (an emoji, say) on its own.
+    kept = re.findall(r"\w+|[^\w\s]", _ASCII_MARKS.sub(" ", text.lower()))
+    return kept if len(kept) >= REPETITION_UNITS else list("".join(kept))
 
 
 def text_distinct_2(text: str) -> float:
@@ -187,7 +174,8 @@ def copied_constraint(
     found = words(text)
     if len(found) < 2:
         return None
-    known = constraint_words(constraints, wording)
+    texts = [wording, *map(_constraint_text, constraints)]
+    known = {word for text in texts for word in words(text)}
     share = sum(word in known for word in found) / len(found)
     if share < COPIED_SHARE:
         return None
@@ -229,17 +217,9 @@ def find_signals(
 ) -> dict[str, Signal]:
     """All signals of a response beside the other policy's, by name.
 
-    Parameters
-    ----------
-    text, other
-        The answers without reasoning.
-    constraints
-        What both were asked to follow. `SHORT_OR_COPIED` ones switch the signals of the text off.
-    wording
-        The constraints as the prompt words them, without the request.
-    logliks, qualities, identified
-        l, RQ and request identification of the response and of the other one; NaN where not
-        measured.
+    The texts are without reasoning, ``wording`` has the constraints as the prompt words them.
+    Constraints among `SHORT_OR_COPIED` switch the signals of the text off. The numbers are of the
+    response and of the other one, NaN where not measured.
     """
     found = [loglik_drop(*logliks), quality_drop(*qualities), request_lost(*identified)]
     if not asks_for_short_or_copied(constraints):
@@ -256,12 +236,6 @@ def find_signals(
 def asks_for_short_or_copied(constraints: Sequence[Constraint]) -> bool:
     """Whether one of the constraints is among `SHORT_OR_COPIED`."""
     return any(constraint.id in SHORT_OR_COPIED for constraint in constraints)
-
-
-def constraint_words(constraints: Sequence[Constraint], wording: str = "") -> set[str]:
-    """Words of the constraints' instructions and parameters and of ``wording``, in lower case."""
-    texts = [wording, *map(_constraint_text, constraints)]
-    return {word for text in texts for word in words(text)}
 
 
 def _constraint_text(constraint: Constraint) -> str:

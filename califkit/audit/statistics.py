@@ -123,18 +123,10 @@ def compare(
 ) -> dict[str, Difference]:
     """Base, trained and their difference with paired bootstrap intervals, for each measure.
 
-    All three are over the pairs that have the number on both sides.
-
-    Parameters
-    ----------
-    values
-        Of base and of trained; NaN numerators where something was not measured.
-    prompts
-        Name of the prompt of each pair; prompts are resampled, with all their pairs.
-    rng, n_resamples
-        Of the bootstrap. All measures share its resamples.
-    notes
-        Why a measure has no numbers at all, if it has none.
+    All three are over the pairs that have the number on both sides. ``values`` are those of base
+    and of trained, with NaN numerators where something was not measured. Prompts (``prompts`` has
+    the name of each pair's) are resampled with all their pairs; all measures share the resamples.
+    ``notes`` say why a measure has no numbers at all.
     """
     names = list(values[0])
     columns = []

@@ -93,23 +93,8 @@ def other_requests(requests: Mapping[str, str], k: int, seed: int) -> dict[str, 
     the k - 1 that follow it. So each request comes up equally often, the choice is the same for
     every policy, and neighbours in the circle have requests in common, which saves scoring.
 
-    Parameters
-    ----------
-    requests
-        Key of a prompt -> its request.
-    k
-        Requests an answer is scored given, its own among them.
-
-    Returns
-    -------
-    dict
-        Key of a prompt -> keys of k - 1 prompts with other requests. The keys come in the order of
-        the circle.
-
-    Raises
-    ------
-    DataError
-        If there are fewer than k different requests.
+    ``requests`` maps keys of prompts to requests; the result, in the order of the circle, maps
+    them to the keys of k - 1 prompts. `DataError` if there are fewer than k different requests.
     """
     key_of: dict[str, str] = {}  # of several prompts with one request the first key stands for it
     for key in sorted(requests):
@@ -185,14 +170,8 @@ def _loglik_table(rows: Sequence[Mapping[str, Any]]) -> np.ndarray:
 def identification(loglik: ArrayLike, tokens: ArrayLike, prompts: Sequence[str]) -> Identification:
     """Summarise answers, of one run or of several to the same prompts.
 
-    Parameters
-    ----------
-    loglik
-        Shape (answers, K), own request in column 0 (`califkit.metrics.identified`).
-    tokens
-        Tokens behind each l, shape (answers,).
-    prompts
-        Key of the prompt of each answer.
+    ``loglik`` and ``tokens`` (behind each l) are those of `califkit.metrics`; ``prompts`` has the
+    key of each answer's prompt.
     """
     table = np.asarray(loglik, dtype=float)
     values = {

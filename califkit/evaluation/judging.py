@@ -28,10 +28,8 @@ def run_judge(
 ) -> Run:
     """Compute a stage, unless it is complete: rows and facts of the manifest come from ``grade``.
 
-    Raises
-    ------
-    ParamsError
-        If ``execution`` has no such judge, or one of that name that would answer otherwise.
+    Raises `ParamsError` if ``execution`` has no such judge, or one that would answer otherwise, and
+    `JudgeError` if the judge cannot be used, exceeds its limits or has scored nothing.
     """
     started = time.monotonic()
     run = open_run(profile, stage)

@@ -28,6 +28,7 @@ from califkit.judges.judge import Estimate, Judge
 from califkit.judges.prompts import Question, pair_question, quality_question
 from califkit.judges.verdicts import Verdict
 from califkit.models.reasoning import final_answer
+from califkit.models.resolve import load_tokenizer, resolve
 from califkit.runs.folders import Run, open_run
 from califkit.runs.jsonl import read_jsonl
 from califkit.runs.settings import Execution
@@ -46,14 +47,7 @@ def judge_quality(profile: str, stage: QualityStage, execution: Execution) -> Ru
     Writes `QUALITY`, a row a response: ``key``, ``status`` (of
     `califkit.judges.verdicts.Verdict`), ``value`` (1 to 10, None if unscored), ``reason`` (why it
     is unscored), ``model`` (as the endpoint names it), ``prompt_version``, ``usage``,
-    ``request_is_flagged``.
-
-    Raises
-    ------
-    ParamsError
-        If ``execution`` has no such judge, or one of that name that would answer otherwise.
-    JudgeError
-        If the judge cannot be used, its limits are exceeded, or it has scored nothing.
+    ``request_is_flagged``. Raises as `califkit.evaluation.judging.run_judge`.
     """
     return _judged(profile, stage, execution, QUALITY, _quality_row)
 
@@ -61,14 +55,13 @@ def judge_quality(profile: str, stage: QualityStage, execution: Execution) -> Ru
 def judge_pairs(profile: str, stage: PairwiseStage, execution: Execution) -> Run:
     """Stage: which of two policies answers each prompt better (paper, Table 5; A21).
 
-    Pairs answer the same prompt and
-    are judged in both orders. Writes `PAIRS`, a row a pair: ``key``, ``outcome`` (``win``, ``tie``
-    or ``loss`` of the first policy), ``first_order`` and ``second_order`` (``first``, ``second`` or
-    ``tie``, which speak of what is shown: the first policy stands first, then second; None if
-    unscored), ``consistent``, and of both orders ``statuses``, ``reasons``, ``models``;
-    ``prompt_version``, ``usage`` of both together, ``request_is_flagged``.
-
-    Raises as `judge_quality`, and `DataError` if the policies do not answer the same prompts.
+    Pairs answer the same prompt and are judged in both orders. Writes `PAIRS`, a row a pair:
+    ``key``, ``outcome`` (``win``, ``tie`` or ``loss`` of the first policy), ``first_order`` and
+    ``second_order`` (``first``, ``second`` or ``tie``, which speak of what is shown: the first
+    policy stands first, then second; None if unscored), ``consistent``, and of both orders
+    ``statuses``, ``reasons``, ``models``; ``prompt_version``, ``usage`` of both together,
+    ``request_is_flagged``. Raises as `judge_quality`, and `DataError` if the policies do not answer
+    the same prompts.
     """
     return _judged(profile, stage, execution, PAIRS, _pair_row)
 
@@ -112,19 +105,14 @@ def quality_by_run(quality_runs: Iterable[Run]) -> pd.DataFrame:
 def estimates(
     profile: str, stages: Sequence[QualityStage | PairwiseStage], execution: Execution
 ) -> dict[str, Estimate]:
-    """What the stages that are not complete would take, by the name of the judge.
-
-    The responses have to be there.
-    """
+    """What the incomplete stages would take, by name of the judge; the responses must be there."""
     questions: dict[str, list[Question]] = {}
     judges: dict[str, Judge] = {}
     for stage in stages:
         judges[stage.judge.name] = judge_of(profile, stage, execution)
         asked = questions.setdefault(stage.judge.name, [])
-        if open_run(profile, stage).is_complete:
-            continue
-        for _, of_instance in _questions(profile, stage.needs)[0]:
-            asked += of_instance
+        if not open_run(profile, stage).is_complete:
+            asked += [one for _, several in _questions(profile, stage.needs)[0] for one in several]
     return {name: judges[name].estimate(asked) for name, asked in questions.items()}
 
 
@@ -210,8 +198,6 @@ def _questions(
 
 def _texts(answers: Answers, stage: GenerateStage) -> dict[str, str]:
     """Final answers by key; an empty one is an empty text."""
-    from califkit.models.resolve import load_tokenizer, resolve
-
     tokenizer = load_tokenizer(resolve(stage.model))
     return {
         row["key"]: final_answer(row["token_ids"], tokenizer, thinking=stage.thinking).text

@@ -55,9 +55,6 @@ from califkit.verifiers import Constraint, ConstraintError
 IFBENCH = "ifbench"
 """Name of the prompts that come with the IFBench wheel."""
 
-REQUEST_SOURCES = ("column", "split", "prompt")
-"""Where a request came from: given, cut off the prompt, or the whole prompt (ambiguity A14)."""
-
 _RESPONSE_FIELDS = ("response", "prediction")
 _CUT = ("length", "max_tokens")
 _MAX_NAMES = 1000
@@ -68,7 +65,8 @@ class Prompt:
     """A prompt that wants a response, and what the response is checked against.
 
     A row of request and response has its request for a prompt, and no constraints (None) if it
-    does not name any. ``request`` and ``request_source`` are there for scoring only.
+    does not name any. ``request`` and ``request_source`` are there for scoring only; the source is
+    ``column`` (given), ``split`` (cut off the prompt) or ``prompt`` (the whole one; ambiguity A14).
     """
 
     key: str | None
@@ -131,50 +129,26 @@ class Responses:
     With a prompt file they come in the order of the prompts, one each (and each filter); with the
     rows' own constraints they come in the order of the file, every row.
 
-    Attributes
-    ----------
-    constraints
-        What `open_responses` was given; ``source`` is what it took.
-    scoring
-        Whether rows come with what scoring needs.
-    filters
-        Those of lm-eval whose answers are there; ``[None]`` in all other layouts.
-    n_answered
-        Number of rows with a response.
-    says_cut
-        Whether some row says how its response ended.
-    missing
-        The prompts without a response; none of their constraints is followed.
-    unmatched
-        The responses without a prompt.
-    identical
-        The responses that an earlier row gives to the same prompt, word for word.
-    replaced
-        Number of responses that a later one to the same prompt replaced.
-    left_out
-        Unusable rows of either file, if they were to be skipped.
-    n_control, n_unopened
-        Number of responses that end in control tokens, and of those with a ``</think>`` that
-        nothing opened (`califkit.models.reasoning`).
-    largest_id
-        The largest token id, and its line.
+    ``constraints`` is what `open_responses` was given, ``source`` what it took; ``scoring`` says
+    whether rows come with what scoring needs. ``n_control`` responses end in control tokens, and
+    ``n_unopened`` have a ``</think>`` that nothing opened (`califkit.models.reasoning`).
     """
 
     path: Path
     constraints: str | None
     source: str
     scoring: bool
-    filters: list[str | None] = field(default_factory=list)
+    filters: list[str | None] = field(default_factory=list)  # of lm-eval; [None] in other layouts
     n_answered: int = 0
-    says_cut: bool = False
-    missing: Named = field(default_factory=Named)
-    unmatched: Named = field(default_factory=Named)
-    identical: Named = field(default_factory=Named)
-    replaced: int = 0
-    left_out: list[Quarantined] = field(default_factory=list)
+    says_cut: bool = False  # whether some row says how its response ended
+    missing: Named = field(default_factory=Named)  # prompts without a response
+    unmatched: Named = field(default_factory=Named)  # responses without a prompt
+    identical: Named = field(default_factory=Named)  # responses that an earlier row gives, too
+    replaced: int = 0  # responses that a later one to the same prompt replaced
+    left_out: list[Quarantined] = field(default_factory=list)  # unusable rows of either file
     n_control: int = 0
     n_unopened: int = 0
-    largest_id: tuple[int, int] = (-1, 0)
+    largest_id: tuple[int, int] = (-1, 0)  # and its line
     _places: list[_Place | Row] = field(default_factory=list)  # a Row: without a response
 
     def __len__(self) -> int:
@@ -216,8 +190,6 @@ def open_responses(
 
     Parameters
     ----------
-    path
-        The response file.
     constraints
         What the responses answer: a prompt file, or ``ifbench``. None takes the rows' own
         constraints, if the first row has any (for scoring, a request of its own will do), else
@@ -362,7 +334,7 @@ class _Index:
 
 @dataclass(frozen=True)
 class Prompts:
-    """The usable prompts of a source, and the rows that were left out."""
+    """The usable prompts of a source."""
 
     source: str
     prompts: list[Prompt]
@@ -373,13 +345,8 @@ def load_prompts(source: str | Path, on_error: OnError = "raise", scoring: bool 
     """Prompts and constraints of a JSONL file of evaluation or training rows, or of ``ifbench``.
 
     Unlike `califkit.data.load.load_jsonl` it does not need to find the request inside the prompt,
-    nor keys. ``ifbench`` is the installed wheel, whose broken record is always left out.
-
-    Raises
-    ------
-    DataError
-        If the source cannot be had or is empty; with ``raise`` also for an unusable row. The
-        message names file, line, key and value.
+    nor keys. ``ifbench`` is the installed wheel, whose broken record is always left out. Raises as
+    `open_responses`.
     """
     if str(source) == IFBENCH:
         loaded = load_ifbench_wheel()

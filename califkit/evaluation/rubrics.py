@@ -33,17 +33,10 @@ def judge_rubrics(profile: str, stage: RubricStage, execution: Execution) -> Run
     has ``metrics``, ``counts`` and ``released`` of `califkit.judges.rubrics.Scores`, and what they
     depend on: source, language and hash of the data, judge and the model that answered, its usage
     (answers from the cache too), versions of the prompts, warnings. Only the answer after the
-    reasoning is judged.
+    reasoning is judged. Some failed calls are missing verdicts, with a warning.
 
-    Raises
-    ------
-    JudgeError
-        If the judge cannot be used as it is set up, exceeds its limits, or gave no usable answer
-        at all. Some failed calls are counted as missing verdicts, with a warning.
-    DataError, RubricError
-        If the benchmark cannot be used, or is not the one that the responses answer.
-    ParamsError
-        If the judge of ``execution`` is another one than that of the stage.
+    Raises as `califkit.evaluation.judging.run_judge`, and `DataError` or `RubricError` if the
+    benchmark cannot be used, or is not the one that the responses answer.
     """
 
     def grade(judge: Judge) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -90,7 +83,6 @@ def _answers(profile: str, stage: GenerateStage) -> dict[str, str]:
 
 
 def _failed_calls(judge: Judge, verdicts: Sequence[Verdict]) -> list[str]:
-    """A warning if calls failed."""
     failed = sum(verdict.status == "failed" for verdict in verdicts)
     if not failed:
         return []

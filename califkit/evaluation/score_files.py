@@ -15,7 +15,6 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 import pydantic
 
 from califkit.data.load import DataError
@@ -57,20 +56,9 @@ UNIT = 64
 class Settings:
     """What decides the numbers of a score file, beside the responses themselves.
 
-    Attributes
-    ----------
-    reference
-        Model name or folder, as `califkit.models.resolve.resolve` takes it.
-    semantics, alpha
-        Of r_ver and of the CaLIF reward.
-    end
-        Whether a response without ``token_ids`` gets the end-of-turn token behind its text. A row
-        whose ``finish_reason`` is ``length`` never does.
-    thinking
-        Whether responses were drawn in thinking mode; see `califkit.models.reasoning`.
-    identify
-        Against how many requests of the file, its own among them, each answer is held
-        (`califkit.evaluation.identification`); None: not at all.
+    ``end`` puts an end-of-turn token behind responses without ``token_ids``, unless they were cut
+    at the token limit. ``identify`` is the number of requests of the file, its own among them, that
+    each answer is held against (`califkit.evaluation.identification`).
     """
 
     reference: str
@@ -124,24 +112,10 @@ def score_file(
 ) -> list[Scored]:
     """Score a response file and append to a JSONL file; the same call continues it.
 
-    Parameters
-    ----------
-    responses
-        Opened for scoring.
-    output
-        One `Scored` a response, in their order. Beside it, ``<output>.settings.json`` says how
-        they were made.
-    settings
-        What decides the numbers.
-    tokens_per_pass
-        Padded tokens in one forward pass of the reference; bounds memory only.
-    rows
-        Those responses of the file that are to be scored; None takes all.
-
-    Returns
-    -------
-    list of Scored
-        The content of the output.
+    ``responses`` are opened for scoring; ``rows`` are those of them to score (None: all). The
+    output, which is also returned, gets a `Scored` a response, in their order, and beside it
+    ``<output>.settings.json``, which says how they were made. ``tokens_per_pass`` (padded tokens in
+    one forward pass of the reference) bounds memory only.
 
     Raises
     ------
@@ -284,7 +258,7 @@ def summarise(rows: Sequence[Scored]) -> Summary:
 
     return Summary(
         rows=len(rows),
-        empty=float(np.mean([row.loglik is None for row in rows])) if rows else math.nan,
+        empty=nan_mean([row.loglik is None for row in rows]),
         zones=Counter(row.zone for row in rows if row.zone is not None),
         identification=_identification([row.identification for row in rows if row.identification]),
         **{name: mean(name) for name in ("loglik", "tokens", "distinct_2", "r_ver", "reward")},

@@ -102,30 +102,10 @@ def score_texts(
     that token), ``r_ver``, ``l``, ``zone``, and the rewards ``IF-RLVR`` and ``CaLIF``.
     """
     answers = [text_answer(text, scorer.tokenizer) for text in texts.values()]
-    n = len(answers)
-    rows = score_answers(
-        scorer,
-        RewardRule("calif", alpha),
-        [request] * n,
-        answers,
-        [constraints] * n,
-        [l0] * n,
-        [l1] * n,
-    )
-    table = pd.DataFrame(rows, index=list(texts))
-    return pd.DataFrame(
-        {
-            "response": list(texts.values()),
-            "tokens": table["answer_tokens"],
-            "r_ver": table["r_ver"],
-            "l": table["loglik"].astype(float),
-            "zone": table["zone"],
-            "IF-RLVR": table["r_ver"],
-            "CaLIF": table["reward"],
-        },
-        index=table.index,
-    )
-
-
-def _or_nan(value: float | None) -> float:
-    return float("nan") if value is None else value
+    of_all = ([one] * len(answers) for one in (constraints, l0, l1))
+    rule = RewardRule("calif", alpha)
+    rows = score_answers(scorer, rule, [request] * len(answers), answers, *of_all)
+    table = pd.DataFrame(rows, index=list(texts)).astype({"loglik": float})
+    table = table.rename(columns={"answer_tokens": "tokens", "loglik": "l", "reward": "CaLIF"})
+    table = table.assign(response=list(texts.values()), **{"IF-RLVR": table["r_ver"]})
+    return table[["response", "tokens", "r_ver", "l", "zone", "IF-RLVR", "CaLIF"]]

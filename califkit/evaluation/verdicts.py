@@ -79,25 +79,10 @@ def verify_many(
 ) -> Iterator[Verdicts]:
     """Verdicts of many responses, in their order.
 
-    Parameters
-    ----------
-    items
-        Constraints and response each; read as far as needed to keep the processes busy.
-    semantics
-        ``published`` or ``repaired``.
-    processes
-        Worker processes; 1 works here. With more, a script needs the usual
-        ``if __name__ == "__main__":`` guard, because workers are spawned (which is safe beside
-        threads and CUDA).
-    progress, total
-        Show a progress bar on standard error; `total` is the number of items, if known.
-
-    Raises
-    ------
-    ValueError
-        Unknown semantics, or fewer than one process.
-    CalifkitError
-        A worker was killed.
+    ``items`` are read as far as needed to keep the processes busy. With more than one process a
+    script needs the usual ``if __name__ == "__main__":`` guard, because workers are spawned (which
+    is safe beside threads and CUDA); `CalifkitError` if one was killed. ``progress`` shows a bar on
+    standard error, with ``total`` as the number of items.
     """
     for (verdicts,) in _verify_each(items, (semantics,), processes, progress, total):
         yield verdicts
@@ -211,24 +196,15 @@ ACCURACIES = (
 class Summary:
     """Totals over responses, in memory that grows by a few numbers a prompt.
 
-    Attributes
-    ----------
-    by_id
-        Verdicts per constraint id.
-    errors
-        How often a check failed, by the first line of its message.
-    n_cut, n_finished
-        Responses that were cut at the token limit, and those that ended by themselves or do not
-        say how; a missing response is neither.
-    says_cut
-        Whether some row says how its response ended.
+    ``n_cut`` responses were cut at the token limit; ``n_finished`` ended by themselves or do not
+    say how. A missing response is neither.
     """
 
     by_id: dict[str, Count] = field(default_factory=dict)
-    errors: Counter[str] = field(default_factory=Counter)
+    errors: Counter[str] = field(default_factory=Counter)  # by first line of the message
     n_cut: int = 0
     n_finished: int = 0
-    says_cut: bool = False
+    says_cut: bool = False  # whether some row says how its response ended
     # By prompt, for all its responses and for the finished ones: their hits and totals of each of
     # ACCURACIES.
     _prompts: dict[str, np.ndarray] = field(default_factory=dict)
@@ -294,10 +270,8 @@ class Summary:
 
 @dataclass
 class Change:
-    """What the repair of one id does to its verdicts.
-
-    ``lost``: passed the published check only. ``gained``: passes the repaired one only.
-    """
+    """What the repair of one id does to its verdicts: lost are those that passed the published
+    check only, gained those that pass the repaired one only."""
 
     n: int = 0
     strict_lost: int = 0
@@ -306,7 +280,7 @@ class Change:
     loose_gained: int = 0
 
     def add(self, strict: tuple[bool, bool], loose: tuple[bool, bool]) -> None:
-        """Count one pair of verdicts, published and repaired, in each mode."""
+        """Count verdicts in each mode, published and repaired."""
         self.n += 1
         self.strict_lost += strict == (True, False)
         self.strict_gained += strict == (False, True)
@@ -315,21 +289,7 @@ class Change:
 
     @property
     def total(self) -> int:
-        """Number of changed verdicts."""
         return self.strict_lost + self.strict_gained + self.loose_lost + self.loose_gained
-
-
-def _count_changes(
-    changes: dict[str, Change],
-    constraints: Sequence[Constraint],
-    published: Verdicts,
-    repaired: Verdicts,
-) -> None:
-    for i, constraint in enumerate(constraints):
-        if registry.spec(constraint.id).repaired is not None:
-            changes.setdefault(constraint.id, Change()).add(
-                (published.strict[i], repaired.strict[i]), (published.loose[i], repaired.loose[i])
-            )
 
 
 # --- response files ------------------------------------------------------------------------------
@@ -346,9 +306,14 @@ class Report:
         """Count one response, with its verdicts by semantics."""
         for name, outcome in verdicts.items():
             self.summaries[name].add(row, outcome)
-        if PUBLISHED in verdicts and REPAIRED in verdicts:
-            both = verdicts[PUBLISHED], verdicts[REPAIRED]
-            _count_changes(self.changes, row.constraints, *both)
+        if len(verdicts) == 1:
+            return
+        old, new = verdicts[PUBLISHED], verdicts[REPAIRED]
+        strict = zip(old.strict, new.strict, strict=True)
+        loose = zip(old.loose, new.loose, strict=True)
+        for constraint, *pairs in zip(row.constraints, strict, loose, strict=True):
+            if registry.spec(constraint.id).repaired is not None:
+                self.changes.setdefault(constraint.id, Change()).add(*pairs)
 
 
 def verify_responses(
@@ -363,8 +328,6 @@ def verify_responses(
 
     Parameters
     ----------
-    responses
-        From `califkit.evaluation.response_files.open_responses`.
     output
         JSONL file to write, one row an answer: ``key, line, prompt, instruction_id_list``,
         ``filter`` where lm-eval had one and, for each of the semantics, ``strict`` and ``loose``
@@ -375,8 +338,7 @@ def verify_responses(
     processes, progress
         As in `verify_many`.
     thinking
-        Whether responses were drawn in thinking mode; their answers are verified, as
-        `califkit.models.reasoning.answer_text` finds them.
+        As in `califkit.models.reasoning.answer_text`, which finds what is verified.
 
     Returns
     -------
