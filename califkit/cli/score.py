@@ -20,7 +20,7 @@ from califkit.cli.options import (
     TokensPerPass,
 )
 from califkit.cli.tables import show_table
-from califkit.cli.verify import check_folder, echo, head
+from califkit.cli.verify import check_output, echo, head
 from califkit.data.load import DataError
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def score(
         raise DataError(f"--alpha {alpha}: must be positive and finite")
     settings = Settings(reference, semantics, alpha, not no_end, thinking, identify)
     output = out or responses.with_suffix(".scores.jsonl")
-    check_folder(output)
+    check_output(output, may_exist=True)
     opened = open_responses(responses, constraints, scoring=True, filter=filter)
     scores = score_file(opened, output, settings, tokens_per_pass)
     echo(head(opened, "not scored", thinking))

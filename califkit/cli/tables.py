@@ -22,16 +22,9 @@ def show_table(
 ) -> None:
     """Print rows as a table after an empty line and a title; no value is cut.
 
-    On a terminal, texts that are too wide are folded; piped, every row is one line.
-
-    Parameters
-    ----------
-    rows
-        A data frame, or mappings with the same keys, which become the header.
-    title
-        A line above; it is printed where there are no rows, too.
-    digits
-        Of floats after the point; whole numbers and texts stay as they are. None and NaN are empty.
+    On a terminal, texts that are too wide are folded; piped, every row is one line. The keys of the
+    first row are the header; without rows there is only the title. Floats have so many digits after
+    the point; None and NaN are empty.
     """
     rows = rows.to_dict("records") if hasattr(rows, "to_dict") else list(rows)
     to_people = sys.stdout.isatty()

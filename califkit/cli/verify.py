@@ -57,7 +57,7 @@ def verify(
     from califkit.evaluation.response_files import open_responses
     from califkit.evaluation.verdicts import verify_responses
 
-    _check_output(output)
+    check_output(output)
     on_error = "quarantine" if skip_unusable else "raise"
     opened = open_responses(responses, constraints, on_error, filter=filter)
     reports = verify_responses(
@@ -83,16 +83,12 @@ def verify(
         typer.echo(f"verdicts: {output}")
 
 
-def _check_output(output: Path | None) -> None:
+def check_output(output: Path | None, may_exist: bool = False) -> None:
+    """Refuse a file that is there, or whose folder is not: the name may be a slip."""
     if output is None:
         return
-    if output.exists():
+    if output.exists() and not may_exist:
         raise DataError(f"{output}: exists; give a new file")
-    check_folder(output)
-
-
-def check_folder(output: Path) -> None:
-    """Refuse a file in a folder that is not there: the name may be a slip."""
     if not output.parent.is_dir():
         raise DataError(f"{output}: the folder {output.parent} does not exist")
 
