@@ -406,7 +406,8 @@ def _compute(
     before_judging: Callable[[], None] | None = None,
 ) -> list[Any]:
     """The runs of these stages: a single one in this process, several as jobs."""
-    from califkit.runs.dispatch import JobError, compute_all, run_stage
+    from califkit.runs.dispatch import compute_all, run_stage
+    from califkit.runs.jobs import JobError
     from califkit.runs.machine import RankError
 
     profile, execution = params.profile, params.settings.execution

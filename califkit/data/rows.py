@@ -1,8 +1,4 @@
-"""From one row of a data set to one `Instance`, or the reason why not.
-
-The two layouts that occur in the field are told apart by their columns; the parameters are
-checked by building the constraints; the prompt is cut into request and constraint text.
-"""
+"""From one row of a data set to one `Instance`, or the reason why not."""
 
 from __future__ import annotations
 
@@ -16,11 +12,7 @@ from typing import Any
 
 from califkit.data.split import Split, cut_suffix, split_request
 from califkit.runs.text import short
-from califkit.verifiers import (
-    Constraint,
-    ConstraintError,
-    UnknownConstraintError,
-)
+from califkit.verifiers import Constraint, ConstraintError, UnknownConstraintError
 
 # A record that swallowed its successors carries their id lists and parameters as text.
 _RUN_TOGETHER = re.compile(r"\t\[['\"]\w+:[\w-]+['\"][^\]\n]*\]\t\[\{")
@@ -31,23 +23,10 @@ _SWALLOWED_KEY = re.compile(r"^(\d+)\t", re.MULTILINE)
 class Instance:
     """One prompt and the constraints its response is checked against.
 
-    Attributes
-    ----------
-    key
-        Identifies the row within its data set.
-    prompt
-        What the policy sees: request and constraint text, exactly as in the data.
-    constraints
-        In the row's order; the same id twice counts twice.
-    request
-        x alone; None if the prompt has no separate request or it could not be found.
-    constraint_text
-        c alone as it stands in the prompt; None together with `request`.
-    source
-        Where the row came from.
-    request_is_flagged
-        True where `x` has to stand in for a missing request; results should also be shown
-        without these rows (paper, ambiguity A14).
+    `prompt` is what the policy sees, exactly as in the data; `request` is x alone and
+    `constraint_text` c alone, both None where the prompt has no separate request or it was not
+    found. `request_is_flagged` where `x` has to stand in for a missing request; results should
+    also be shown without these rows (paper, ambiguity A14).
     """
 
     key: str
@@ -101,10 +80,7 @@ def _canonical(value: Any) -> Any:
 
 
 def row_key(row: Mapping[str, Any]) -> str:
-    """The row's key as text."""
-    key = row.get("key")
-    if key is None:
-        raise UnusableRow("missing field", "field 'key' is missing")
+    key = _required(row, "key")
     if not isinstance(key, str | int):
         raise UnusableRow("bad field", f"field 'key' must be text or a number, not {short(key)}")
     return valid_text(str(key), "field 'key'", may_be_blank=True)
@@ -115,10 +91,6 @@ def to_instance(row: Mapping[str, Any], key: str, source: str) -> Instance:
 
     A training row whose request cannot be cut off exactly is unusable. An evaluation row keeps
     its place in the benchmark: it is usable without a request, and flagged.
-
-    Raises
-    ------
-    UnusableRow
     """
     prompt, constraints = prompt_and_constraints(row)
     if _is_training(row):
@@ -141,12 +113,7 @@ def _is_training(row: Mapping[str, Any]) -> bool:
 
 
 def prompt_and_constraints(row: Mapping[str, Any]) -> tuple[str, tuple[Constraint, ...]]:
-    """What the policy sees and what its response is checked against, for a row of either layout.
-
-    Raises
-    ------
-    UnusableRow
-    """
+    """What the policy sees and what its response is checked against, for a row of either layout."""
     if _is_training(row):
         prompt, ids, kwargs = _training_fields(row)
     elif "prompt" in row or "instruction_id_list" in row:
@@ -159,19 +126,6 @@ def prompt_and_constraints(row: Mapping[str, Any]) -> tuple[str, tuple[Constrain
             + (", ".join(row) or "none"),
         )
     return prompt, _constraints(ids, kwargs)
-
-
-def ground_truth_constraints(truth: Any) -> tuple[Constraint, ...]:
-    """The constraints in a training row's ``ground_truth``: a value, or its text (literal or JSON).
-
-    A list of one dict, or the dict, with ``instruction_id`` (or ``instruction_id_list``) and
-    ``kwargs``, one entry an id.
-
-    Raises
-    ------
-    UnusableRow
-    """
-    return _constraints(*_ground_truth_fields(truth))
 
 
 def _evaluation_fields(row: Mapping[str, Any]) -> tuple[str, Any, Any]:
@@ -189,9 +143,8 @@ def _training_fields(row: Mapping[str, Any]) -> tuple[str, Any, Any]:
     messages = _required(row, "messages")
     turns = messages if isinstance(messages, list) else []
     if len(turns) != 1 or not isinstance(turns[0], Mapping) or turns[0].get("role") != "user":
-        raise UnusableRow(
-            "bad field", f"field 'messages' must be one user turn, not {short(messages)}"
-        )
+        found = short(messages)
+        raise UnusableRow("bad field", f"field 'messages' must be one user turn, not {found}")
     prompt = valid_text(turns[0].get("content"), "the user turn's content")
 
     truth, verifier = _required(row, "ground_truth"), row.get("dataset", "ifeval")
@@ -206,12 +159,12 @@ def _training_fields(row: Mapping[str, Any]) -> tuple[str, Any, Any]:
 
 
 def _ground_truth_fields(truth: Any) -> tuple[Any, Any]:
+    """Ids and parameters in a ``ground_truth``: a dict of both, or a list of one, or their text."""
     label = _literal(truth)
     if isinstance(label, list):
         if len(label) != 1:
-            raise UnusableRow(
-                "bad field", f"field 'ground_truth' must hold one entry, not {len(label)}"
-            )
+            found = len(label)
+            raise UnusableRow("bad field", f"field 'ground_truth' must hold one entry, not {found}")
         label = _literal(label[0])
     if not isinstance(label, Mapping):
         raise UnusableRow("bad field", f"field 'ground_truth' must hold a dict, not {short(label)}")
@@ -232,10 +185,8 @@ def _literal(value: Any) -> Any:
     try:
         return json.loads(value)
     except (ValueError, RecursionError) as error:
-        raise UnusableRow(
-            "bad field",
-            f"field 'ground_truth' is neither a Python literal nor JSON: {short(value)}",
-        ) from error
+        what = f"field 'ground_truth' is neither a Python literal nor JSON: {short(value)}"
+        raise UnusableRow("bad field", what) from error
 
 
 def _constraints(ids: Any, kwargs: Any) -> tuple[Constraint, ...]:
@@ -270,11 +221,8 @@ def _cut_training(row: Mapping[str, Any], prompt: str) -> Split:
     text = _required(row, "constraint")
     cut = cut_suffix(prompt, text.split("\t")) if isinstance(text, str) else None
     if cut is None or cut.request is None:
-        raise UnusableRow(
-            "request not recovered",
-            "the texts of field 'constraint' are not exactly the end of the user turn: "
-            f"{short(text)}",
-        )
+        what = "the texts of field 'constraint' are not exactly the end of the user turn"
+        raise UnusableRow("request not recovered", f"{what}: {short(text)}")
     return cut
 
 
@@ -301,13 +249,8 @@ def constraints_json(constraints: Sequence[Constraint]) -> str:
 
 
 def read_constraints(ground_truth: Any) -> tuple[Constraint, ...]:
-    """The constraints in a ground truth, in either form; see the module's text.
-
-    Raises
-    ------
-    ConstraintError
-        It cannot be read, or a constraint in it is unusable; says which and why.
-    """
+    """The constraints in a ground truth, as `constraints_json` writes it or as in training rows;
+    `ConstraintError` says why it cannot be used."""
     if isinstance(ground_truth, str):
         return _read_text(ground_truth)
     return _read_value(ground_truth)
@@ -325,13 +268,9 @@ def _read_text(text: str) -> tuple[Constraint, ...]:
 
 def _read_value(value: Any) -> tuple[Constraint, ...]:
     try:
-        if isinstance(value, list) and value and all(_is_pair(item) for item in value):
-            pairs = [(item["id"], item.get("kwargs")) for item in value]
-            return _constraints(*map(list, zip(*pairs, strict=True)))
-        return ground_truth_constraints(value)
+        pairs = value if isinstance(value, list) else []
+        if pairs and all(isinstance(item, Mapping) and "id" in item for item in pairs):
+            return _constraints([p["id"] for p in pairs], [p.get("kwargs") for p in pairs])
+        return _constraints(*_ground_truth_fields(value))
     except UnusableRow as error:
         raise ConstraintError(f"ground truth that cannot be used: {error}") from error
-
-
-def _is_pair(item: Any) -> bool:
-    return isinstance(item, Mapping) and "id" in item

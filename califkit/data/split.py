@@ -1,13 +1,7 @@
 """Cut a prompt into the request x and the constraint text c.
 
-The likelihood of CaLIF is measured under the request alone, so every prompt has to be cut. Two
-kinds of prompt need two kinds of cut:
-
-* training prompts bring their constraint texts along (:func:`cut_suffix` removes exactly those);
-* IFBench prompts bring only ids and parameters (:func:`split_request` finds the constraint block
-  by its wording: it stands in front of the request or behind it, never inside).
-
-Neither function guesses: what does not fit exactly has no request.
+Training prompts bring their constraint texts along (`cut_suffix`), IFBench prompts only ids and
+parameters (`split_request`). Neither function guesses: what does not fit exactly has no request.
 """
 
 from __future__ import annotations
@@ -15,7 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
+
+from califkit.verifiers import Constraint
 
 # How each constraint is worded in the IFBench prompts, reduced to what identifies it: "…" stands
 # for any text within the line, {name} for the row's parameter, "-th" for any ordinal ending. An id
@@ -103,30 +99,12 @@ _SEAM = " \t\r\n\v\f\u00a0\u200b\ufeff"
 _GAP = r".{1,450}?"
 
 
-class ConstraintLike(Protocol):
-    """What the splitter needs of a constraint: its id and its parameters."""
-
-    @property
-    def id(self) -> str: ...
-
-    @property
-    def kwargs(self) -> Mapping[str, Any]: ...
-
-
 @dataclass(frozen=True)
 class Split:
-    """A prompt cut in two.
+    """A prompt cut in two: x and c alone, or both None.
 
-    Attributes
-    ----------
-    request
-        x alone, without outer whitespace; None when the prompt has no request of its own
-        (rule ``whole``) or when it was not found (rule ``unresolved``).
-    constraint_text
-        c alone as it stands in the prompt; None whenever `request` is None.
-    rule
-        ``suffix`` (x, then c), ``prefix`` (c, then x), ``marker`` (c, "Reference Text:", x),
-        ``whole`` (task and constraint are one text) or ``unresolved``.
+    `rule` is ``suffix`` (x, then c), ``prefix`` (c, then x), ``marker`` (c, "Reference Text:", x),
+    ``whole`` (task and constraint are one text) or ``unresolved`` (the request was not found).
     """
 
     request: str | None
@@ -134,7 +112,7 @@ class Split:
     rule: str
 
 
-def split_request(prompt: str, constraints: Sequence[ConstraintLike]) -> Split:
+def split_request(prompt: str, constraints: Sequence[Constraint]) -> Split:
     """Find the request inside an IFBench prompt.
 
     The block of constraint texts is contiguous, in the order of `constraints`, and is either the
@@ -142,19 +120,6 @@ def split_request(prompt: str, constraints: Sequence[ConstraintLike]) -> Split:
     nothing but the block, is ``unresolved``. Where a parameter repeats the request
     (``prompt_to_repeat`` of ``repeat:*``), the cut must reproduce it.
 
-    Parameters
-    ----------
-    prompt
-        The whole prompt, as the policy sees it.
-    constraints
-        The row's constraints in the row's order, with their parameters.
-
-    Returns
-    -------
-    Split
-
-    Notes
-    -----
     ``custom:*`` prompts have no separate request (paper, ambiguity A14: x is the whole prompt,
     flagged). Prompts of IFEval are worded freely; their ids are unresolved here.
     """
@@ -177,13 +142,6 @@ def cut_suffix(prompt: str, parts: Iterable[str]) -> Split:
     All `parts`, each exactly as given and in any order, must form one contiguous suffix with
     nothing but whitespace in between. The cut fails (``unresolved``) when they do not, when
     nothing is left, or when one of the texts also occurs in what is left: c must not leak into x.
-
-    Parameters
-    ----------
-    prompt
-        The user turn: request, then constraint texts.
-    parts
-        The constraint texts (the TAB-separated pieces of the hub's ``constraint`` column).
     """
     unresolved = Split(None, None, "unresolved")
     texts = [text for part in parts if (text := part.strip())]
@@ -225,7 +183,7 @@ def _as_suffix(prompt: str, block: str) -> Split | None:
     return Split(request, match[2], "suffix") if request else None
 
 
-def _pattern(constraint: ConstraintLike) -> str:
+def _pattern(constraint: Constraint) -> str:
     """The regular expression of one constraint's wording with its parameters filled in."""
     wordings = (_render(w, constraint.kwargs) for w in _WORDINGS[constraint.id])
     return "(?:" + "|".join(wordings) + ")"
@@ -254,7 +212,7 @@ def _value(value: Any) -> str:
     return r"\s+".join(re.escape(word) for word in str(value).split())
 
 
-def _agrees(split: Split, constraints: Sequence[ConstraintLike]) -> bool:
+def _agrees(split: Split, constraints: Sequence[Constraint]) -> bool:
     """Whether the request equals ``prompt_to_repeat`` wherever a constraint carries it."""
     for constraint in constraints:
         expected = constraint.kwargs.get("prompt_to_repeat")

@@ -28,9 +28,8 @@ RUBRICS = "rubrics.jsonl"
 def judge_rubrics(profile: str, stage: RubricStage, execution: Execution) -> Run:
     """Stage: judge the responses of one policy on a rubric benchmark.
 
-    Writes `RUBRICS`, the rows of `califkit.judges.rubrics.Judged` (``benchmark``, ``item``,
-    ``prompt``, ``response``, ``request_sha256``, ``text``, ``verdict``), one a unit. The manifest
-    has ``metrics``, ``counts`` and ``released`` of `califkit.judges.rubrics.Scores`, and what they
+    Writes `RUBRICS`, a row of `califkit.judges.rubrics.base.Judged` a unit. The manifest has
+    ``metrics``, ``counts`` and ``released`` of `califkit.judges.rubrics.base.Scores`, and what they
     depend on: source, language and hash of the data, judge and the model that answered, its usage
     (answers from the cache too), versions of the prompts, warnings. Only the answer after the
     reasoning is judged. Some failed calls are missing verdicts, with a warning.

@@ -1,9 +1,8 @@
 """Answers of judges on disk: append-only JSONL, safe to kill and to share between processes.
 
-A row is appended under a file lock in a single write to a file opened for appending. A line without
-its end can only be left by a process that died while writing: a reader passes over it, and the next
-writer cuts it off. Where the file system has no such locks, or one is not given back, a process
-appends to a file of its own beside the shared one; readers read them all.
+A row is appended under a file lock in a single write; a torn line that a dying process leaves is
+passed over by readers and cut off by the next writer. Where the file system has no such locks, or
+one is not given back, a process appends to a file of its own beside the shared one.
 """
 
 from __future__ import annotations
@@ -40,13 +39,7 @@ class Cache:
             path.parent.mkdir(parents=True, exist_ok=True)
 
     def refresh(self) -> None:
-        """Read the lines that were appended since the last time, also by other processes.
-
-        Raises
-        ------
-        ValueError
-            For a whole line that is no row; the message names file and line.
-        """
+        """Read the lines that were appended since the last time, also by other processes."""
         if self.path is None:
             return
         beside = self.path.parent.glob(f"{glob.escape(self.path.name)}.*.jsonl")
@@ -60,7 +53,6 @@ class Cache:
                 self.rows[row["key"]] = row
 
     def add(self, row: dict[str, Any]) -> None:
-        """Append one row."""
         self.rows[row["key"]] = row
         if self.path is None:
             return

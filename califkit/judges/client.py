@@ -1,8 +1,7 @@
 """One call to a judge over HTTP: attempts, waits, and what came of it.
 
-This is the only retry layer (the OpenAI client's own is off), so attempts cannot multiply. Whatever
-an endpoint does, a call ends as a `Verdict`; what would go wrong with every call alike, such as a
-wrong key or a field that the endpoint does not take, is a `JudgeError` instead.
+Whatever an endpoint does, a call ends as a `Verdict`; what would go wrong with every call alike,
+such as a wrong key or a field that the endpoint does not take, is a `JudgeError` instead.
 """
 
 from __future__ import annotations
@@ -68,10 +67,7 @@ class _Trouble(Exception):
 
 
 class Endpoint:
-    """An open client of one judge: ``async with Endpoint(settings) as endpoint``.
-
-    Raises `JudgeError` if the key is not there.
-    """
+    """An open client of one judge: ``async with Endpoint(settings) as endpoint``."""
 
     def __init__(self, settings: JudgeSettings) -> None:
         from openai import AsyncOpenAI
@@ -84,7 +80,7 @@ class Endpoint:
             self._client = AsyncOpenAI(
                 base_url=settings.base_url,
                 api_key=self._key.get_secret_value() or "none",  # local servers want some text
-                max_retries=0,
+                max_retries=0,  # `_attempts` is the only retry layer, so they cannot multiply
                 timeout=settings.timeout_s,
             )
         except Exception as error:  # whatever proxies and certificates of the environment cause
@@ -101,11 +97,6 @@ class Endpoint:
         """Send a request body, again if need be; a truncated answer once more with double room.
 
         The value of the verdict is still to be read: ``ok`` says that there is a whole answer.
-
-        Raises
-        ------
-        JudgeError
-            If every other call would fail in the same way.
         """
         limit = self.settings.max_tokens_field
         async with self._slots:
@@ -161,13 +152,8 @@ class Endpoint:
         return reply
 
     def _read_error(self, error: APIStatusError) -> tuple[Verdict, str]:
-        """An HTTP error as a reply, and a message if every call would fail alike.
-
-        Raises
-        ------
-        _Trouble
-            If the same request may succeed later.
-        """
+        """An HTTP error as a reply, and a message if every call would fail alike; `_Trouble` if the
+        same request may succeed later."""
         status = error.status_code
         sent = error.body if isinstance(error.body, str) else json.dumps(error.body)
         body = self._hide_key(sent)
@@ -197,30 +183,15 @@ class Endpoint:
 
 
 def check_judge(profile: str, stage: JudgeStage, execution: Execution) -> None:
-    """Refuse a stage whose judge cannot be asked, before its responses are generated.
-
-    Where they are there the key may not be needed: all answers may be, too.
-
-    Raises
-    ------
-    ParamsError
-        If ``execution`` has no such judge, or one of that name that would answer otherwise.
-    JudgeError
-        If its key is not there.
-    """
+    """Refuse a stage whose judge cannot be asked, before its responses are generated."""
     settings = execution.judge_like(stage.judge)
+    # Where the responses are there the key may not be needed: all answers may be, too.
     if not all(open_run(profile, needed).is_complete for needed in stage.needs):
         api_key(settings)
 
 
 def api_key(settings: JudgeSettings) -> SecretStr:
-    """The key from the environment; empty for a judge that wants none.
-
-    Raises
-    ------
-    JudgeError
-        If the variable is not set or cannot be a key.
-    """
+    """The key from the environment; empty for a judge that wants none."""
     name = settings.api_key_env
     if name is None:
         return SecretStr("")
@@ -285,11 +256,8 @@ def _text(content: Any) -> str:
 
 def _usage(data: Mapping[str, Any]) -> Usage:
     details = _mapping(data.get("completion_tokens_details"))
-    counts = (
-        data.get("prompt_tokens"),
-        data.get("completion_tokens"),
-        details.get("reasoning_tokens"),
-    )
+    counts = [data.get("prompt_tokens"), data.get("completion_tokens")]
+    counts.append(details.get("reasoning_tokens"))
     return Usage(*(count if isinstance(count, int) else 0 for count in counts))
 
 

@@ -33,7 +33,6 @@ _BYTES_PER_TOKEN = 4  # of UTF-8; a rough mean over languages, for estimates onl
 class Estimate:
     """What a run would take: calls that are not in the cache, about how many tokens, the price.
 
-    A token is taken as four bytes of UTF-8, an answer as ``answer_tokens`` of the settings.
     ``cost`` is None without prices. Repeated attempts are not foreseen.
     """
 
@@ -66,18 +65,10 @@ class Judge:
 
     An answer without a usable verdict is *unscored*: it has a status and a reason, never a number,
     and it is not kept, so that the same run started again repeats exactly what is missing. Every
-    method keeps the order of its items, one verdict each, and works in a notebook, where an
-    event loop is running, as well as in a script.
+    method keeps the order of its items, one verdict each.
 
-    Parameters
-    ----------
-    settings
-        The endpoint and its limits.
-    cache_path
-        JSONL file of the answers; several judges and processes may share it. None keeps the answers
-        in memory only.
-    show_progress
-        Whether to print the estimate, the progress and what stayed unscored.
+    Several judges and processes may share the JSONL file at ``cache_path``; None keeps the answers
+    in memory only. ``show_progress`` prints the estimate too, and what stayed unscored.
     """
 
     def __init__(
@@ -102,12 +93,8 @@ class Judge:
         """A verdict for every question, from the cache or the endpoint.
 
         Equal questions are asked once. Each answer is written down as it arrives, if it is ``ok``.
-
-        Raises
-        ------
-        JudgeError
-            Before any call if there are more than ``max_calls`` or ``max_cost`` allows, or if the
-            key is missing; later if the endpoint would refuse every call alike.
+        `JudgeError` before any call if there are more than ``max_calls`` or ``max_cost`` allows, or
+        the key is missing; later if the endpoint would refuse every call alike.
         """
         plan = self._plan(questions)
         verdicts = plan.verdicts
@@ -160,12 +147,10 @@ class Judge:
         return Estimate(len(missing), cached, n_input, n_output, cost)
 
     def _check_limits(self, estimate: Estimate) -> None:
-        limit = self.settings.max_calls
-        if limit is not None and estimate.calls > limit:
-            raise JudgeError(f"{self._label}: {estimate}; max_calls is {limit}, nothing was sent")
-        limit = self.settings.max_cost
-        if limit is not None and estimate.cost is not None and estimate.cost > limit:
-            raise JudgeError(f"{self._label}: {estimate}; max_cost is {limit}, nothing was sent")
+        for name, value in (("max_calls", estimate.calls), ("max_cost", estimate.cost)):
+            limit = getattr(self.settings, name)
+            if limit is not None and value is not None and value > limit:
+                raise JudgeError(f"{self._label}: {estimate}; {name} is {limit}, nothing was sent")
 
     async def _ask_all(
         self, missing: Mapping[str, Question], estimate: Estimate

@@ -20,10 +20,7 @@ _JSON_START = re.compile(r"\s*(?:```\w*\s*)?\{")
 
 
 class Unscored(Exception):
-    """An answer without a usable verdict; the message is the reason.
-
-    ``value`` is what could be read all the same, if anything.
-    """
+    """An answer without a usable verdict, and what could be read all the same."""
 
     status: ClassVar[str]
 
@@ -53,7 +50,6 @@ def outermost_objects(text: str) -> tuple[list[str], bool]:
     """The outermost balanced ``{...}`` of a text in order, and whether the text ends inside one.
 
     Braces inside JSON strings do not count. What is between the braces need not be valid JSON.
-    Takes linear time.
     """
     found = []
     start = depth = 0
@@ -75,12 +71,9 @@ def outermost_objects(text: str) -> tuple[list[str], bool]:
 def find_object(text: str, *labels: str) -> dict[str, Any] | None:
     """The last JSON object of an answer if it has one of the labelled fields; None for prose.
 
-    Raises
-    ------
-    Unparsable
-        If the answer sets out to be such an object and is broken, cut off or another one: it must
-        not be searched for words. If a verdict before it differs from it, or stands in front of a
-        ``</think>`` that nothing has opened: which one is meant would be a guess.
+    `Unparsable` if the answer sets out to be such an object and is broken, cut off or another one:
+    it must not be searched for words. Also if a verdict before it differs from it, or stands in
+    front of a ``</think>`` that nothing has opened: which one is meant would be a guess.
     """
     draft, answer = _split(text)
     drafted, _ = _labelled(draft, labels)
@@ -110,14 +103,7 @@ def read_object(text: str, *labels: str) -> dict[str, Any]:
 def read_score(text: str) -> int:
     """The integer 1 to 10 in the field ``score``: a number or a string of digits.
 
-    Only this labelled field counts, never a number in prose, and nothing is rounded or clamped.
-
-    Raises
-    ------
-    Unparsable
-        If there is no such field.
-    OutOfRange
-        For any other value: 0, 11, 7.5, 7.0, "8/10", NaN, true, null.
+    Nothing is rounded or clamped: 0, 11, 7.5, 7.0, "8/10", NaN, true, null are `OutOfRange`.
     """
     value = read_object(text, "score")["score"]
     number = int(value) if isinstance(value, str) and _DIGITS.fullmatch(value.strip()) else value
@@ -127,12 +113,7 @@ def read_score(text: str) -> int:
 
 
 def read_choice(text: str, key: str, choices: Sequence[str]) -> str:
-    """The word in field ``key``, in lower case.
-
-    Raises
-    ------
-    Unparsable, OutOfRange
-    """
+    """The word in field ``key``, in lower case."""
     value = read_object(text, key)[key]
     word = value.strip().lower() if isinstance(value, str) else value
     if word not in choices:

@@ -25,18 +25,9 @@ Messages = tuple[Mapping[str, str], ...]
 class Question:
     """One call to a judge.
 
-    Attributes
-    ----------
-    messages
-        Chat messages, each with ``role`` and ``content``.
-    schema
-        What the answer has to look like, in types, enum, required, properties and items only; sent
-        to endpoints that take one.
-    read
-        Text of the answer -> value of the verdict. It raises `parsing.Unscored` where there is
-        none.
-    version
-        Hash of the prompt template and schema; results with different versions do not mix.
+    ``schema`` says what the answer has to look like, in types, enum, required, properties and items
+    only. ``read`` finds the value of the verdict in the answer, or raises `parsing.Unscored`.
+    ``version`` is a hash of the prompt template and schema: different ones do not mix.
     """
 
     messages: Messages
@@ -47,10 +38,8 @@ class Question:
 
 @dataclass(frozen=True)
 class Prompt:
-    """The wording of a question, with ``$names`` for the material, and the schema of its answers.
-
-    ``parts`` is further wording that is filled in, for the version.
-    """
+    """The wording of a question, with ``$names`` for the material, the schema of its answers, and
+    further wording that may be filled in."""
 
     template: str
     schema: Mapping[str, Any]
@@ -63,7 +52,6 @@ class Prompt:
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def ask(self, read: Callable[[str], Any], **material: Any) -> Question:
-        """The question about some material."""
         messages = user_turn(Template(self.template).substitute(material))
         return Question(messages, self.schema, read, self.version)
 

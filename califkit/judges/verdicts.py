@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any, Literal
 
 from califkit.judges.parsing import Unscored
@@ -23,38 +23,18 @@ class Usage:
     requests: int = 0
 
     def __add__(self, other: Usage) -> Usage:
-        return Usage(
-            self.input_tokens + other.input_tokens,
-            self.output_tokens + other.output_tokens,
-            self.reasoning_tokens + other.reasoning_tokens,
-            self.requests + other.requests,
-        )
+        mine, others = astuple(self), astuple(other)
+        return Usage(*(a + b for a, b in zip(mine, others, strict=True)))
 
 
 @dataclass(frozen=True)
 class Verdict:
     """What a judge said of one question.
 
-    Attributes
-    ----------
-    status
-        ``ok``, or why there is no value: ``refused`` (by the model or a filter), ``truncated``
-        (token limit, also with double room), ``unparsable``, ``out_of_range``, ``failed`` (the
-        endpoint, after all attempts).
-    value
-        The verdict if ``ok``, else None, or what could be read all the same.
-    reason
-        More about why it is unscored.
-    text
-        The judge's answer as it came.
-    model, fingerprint
-        The names of model and configuration that the endpoint says have answered.
-    prompt_version
-        Hash of the prompt's wording and schema.
-    usage
-        What the answer took, from the cache too.
-    cached
-        Whether it was there before.
+    ``status`` is ``ok``, or why there is no value: ``refused`` (by the model or a filter),
+    ``truncated`` (token limit, also with double room), ``unparsable``, ``out_of_range``, ``failed``
+    (the endpoint, after all attempts). ``value`` is then None, or what could be read all the same.
+    ``model`` and ``fingerprint`` are the names that the endpoint gives of what has answered.
     """
 
     status: Status

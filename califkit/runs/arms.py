@@ -29,8 +29,7 @@ _GROUP = {"settings", "also", "arms"}
 
 @dataclass(frozen=True)
 class Arm:
-    """One arm. ``evaluations`` has params for each set of test prompts, the main one first; they
-    train alike."""
+    """One arm; ``evaluations`` differ in the test prompts alone, the main ones come first."""
 
     name: str
     group: str
@@ -51,14 +50,7 @@ class Arm:
 
 
 def load_arms(path: Path, *, pilot: bool = False) -> list[Arm]:
-    """The arms of a file, in its order.
-
-    Raises
-    ------
-    ParamsError
-        For a file that cannot be read, an unknown key, a name that comes twice, or settings that
-        `load_params` refuses; names file and arm.
-    """
+    """The arms of a file, in its order; `ParamsError` names the file, and the arm at fault."""
     raw = read_params_file(path)
     _check_keys(raw, {"params", "pilot", "groups"}, f"{path}")
     extra = raw.get("pilot", {}) if pilot else {}

@@ -15,8 +15,7 @@ from califkit.runs.stages import Stage
 def compute(profile: str, stage: Stage, execution: Execution, threads: int | None = None) -> Run:
     """Compute a stage whose needs are complete, with as many processes as it takes.
 
-    A complete run is computed anew only where it is a recorded one: those hold no weights.
-    ``threads`` limits those of torch; None leaves them alone.
+    A recorded run is computed anew: it holds no weights. ``threads`` limits those of torch.
     """
     count = stage.processes(execution)
     if count == 1:

@@ -1,12 +1,10 @@
 """The walker: what is missing for some stages, in which order, and one way to compute it.
 
-Stages say what they need (`califkit.runs.stages`). Missing runs are computed in that order: one
-after the other in this process, as jobs on this machine, or as jobs of a cluster that is told
-which of them wait for which. Command line and notebooks use it alike.
+Missing runs are computed after what they need: one after the other in this process, as jobs on
+this machine, or as jobs of a cluster that is told which of them wait for which.
 
 What a judge does wants a network and nothing else of a machine. So on this machine it is never a
-job: it is done in this process when all else is there. Every verdict is kept at once, and an
-interrupted stage asks only for what is missing.
+job: it is done in this process when all else is there.
 """
 
 from __future__ import annotations
@@ -19,21 +17,11 @@ from pkgutil import resolve_name
 from califkit.runs import jobs
 from califkit.runs.compute import compute
 from califkit.runs.folders import Run, open_run, own_run
-from califkit.runs.jobs import Job, JobError, find_job
+from califkit.runs.jobs import Job, find_job
 from califkit.runs.machine import gpus_of_machine, workers
 from califkit.runs.params import Params
 from califkit.runs.settings import Execution, ParamsError
 from califkit.runs.stages import Stage
-
-__all__ = [
-    "JobError",
-    "NotSubmittedError",
-    "check_stages",
-    "compute_all",
-    "ensure",
-    "job_list",
-    "run_stage",
-]
 
 TICK = 3
 """Seconds between two calls of ``on_tick``."""
@@ -51,16 +39,8 @@ def ensure(
 ) -> list[Run]:
     """The runs of these stages, of whatever kind, as a notebook asks for them.
 
-    Complete runs are opened at once. The others are computed here when the profile runs locally;
-    on a cluster they are submitted and watched only with ``submit``. What they need and is not
-    there (anchors, policies, responses) comes first. ``on_tick`` as in `compute_all`.
-
-    Raises
-    ------
-    NotSubmittedError
-        If stages are missing on a cluster and ``submit`` is False. The message is the job list.
-    JobError
-        If a job ends without completing its stage.
+    Complete ones are opened at once, the others computed as `compute_all` does; on a cluster only
+    with ``submit``, else `NotSubmittedError` lists the jobs.
     """
     execution = params.settings.execution
     rows = job_list(params.profile, stages)
@@ -76,11 +56,8 @@ def ensure(
 
 
 def job_list(profile: str, stages: Sequence[Stage]) -> list[dict[str, str]]:
-    """What asking for these stages would mean: a row a stage, nothing started.
-
-    Keys: ``stage``, ``name``, ``state`` (``complete``, ``running`` or ``to do``) and ``folder``
-    below the runs folder.
-    """
+    """A row a stage: ``stage``, ``name``, ``folder`` below the runs folder, and ``state``, which
+    is ``complete``, ``running`` or ``to do``."""
     rows = []
     for stage in stages:
         run = open_run(profile, stage)
@@ -121,11 +98,10 @@ def check_stages(profile: str, stages: Sequence[Stage], execution: Execution) ->
     Raises
     ------
     ParamsError, JudgeError, ModelError
-        If one that is missing, among them or needed by them, has settings that cannot work. The
-        anchors, which come first, may take a day.
+        If a missing one, needed ones included, has settings that cannot work.
     StaleRunError
-        If one of them or of what they are made of is complete, but its file of prompts holds other
-        rows by now; or if an unfinished training run was begun with another number of processes.
+        If a complete one was made of other prompts than its file holds by now, or an unfinished
+        training run was begun with another number of processes.
     """
     for stage in stages:
         for part in _parts(stage):
@@ -145,10 +121,7 @@ def _parts(stage: Stage) -> Iterator[Stage]:
 
 
 def run_stage(profile: str, stage: Stage, execution: Execution) -> Run:
-    """Compute a stage and what it needs in this process; a complete one is only opened.
-
-    Raises what `check_stages` does.
-    """
+    """Compute a stage and what it needs in this process, after `check_stages`."""
     check_stages(profile, [stage], execution)
     for run in missing_runs(profile, [stage]):
         compute(profile, run.stage, execution)
@@ -166,14 +139,11 @@ def compute_all(
     """Submit stages and what they need, show their progress and wait.
 
     On this machine at most `workers` jobs run at a time, each on GPUs of its own where there are
-    GPUs, and a job starts when what it needs is complete. A cluster gets all jobs at once and is
-    told which of them wait for which. A stage whose job is still alive, perhaps from an earlier
-    notebook session, is found again instead of being started twice.
+    GPUs, and a job starts when what it needs is complete. A stage whose job is still alive,
+    perhaps from an earlier notebook session, is found again instead of being started twice.
 
-    Local jobs that this call started do not outlive it when it is interrupted (Ctrl-C, *interrupt
-    kernel*, the end of the kernel) or one of them fails; their stages continue from the last
-    finished unit when they are asked for again. If this process dies without warning (kill -9, out
-    of memory), they go on.
+    Local jobs that this call started do not outlive it when it is interrupted or one of them
+    fails. If this process dies without warning (kill -9, out of memory), they go on.
 
     Parameters
     ----------
@@ -182,8 +152,7 @@ def compute_all(
     on_tick
         Called every `TICK` seconds or so while waiting, and once at the end.
     before_judging
-        Called once when all is there that a judge is to look at, before the judge is asked; it may
-        raise. Not called if nothing is to be judged.
+        Called once, if anything is to be judged, when all else is there; it may raise.
 
     Raises
     ------
@@ -191,8 +160,6 @@ def compute_all(
         If a job ends without completing its stage.
     ParamsError
         If one local job asks for more GPUs than there are, or as `check_stages` says.
-    JudgeError, ModelError, StaleRunError
-        As `check_stages` says.
     """
     check_stages(profile, stages, execution)
     waiting = missing_runs(profile, stages)

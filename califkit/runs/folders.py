@@ -34,16 +34,8 @@ LOG = "log.jsonl"
 ROLLOUTS = "rollouts.jsonl"
 POLICY = "policy"
 _RECORDED_PACKAGES = (
-    "califkit",
-    "torch",
-    "transformers",
-    "trl",
-    "peft",
-    "vllm",
-    "nltk",
-    "langdetect",
-    "emoji",
-    "syllapy",
+    *("califkit", "torch", "transformers", "trl", "peft", "vllm"),
+    *("nltk", "langdetect", "emoji", "syllapy"),
 )
 
 
@@ -72,10 +64,7 @@ class Run:
 
     @contextmanager
     def computing(self) -> Iterator[bool]:
-        """Hold the folder for one process; yields False if it is complete by then.
-
-        A second process that asks for the same stage waits here and then finds the result.
-        """
+        """Hold the folder for one process; yields False if it is complete by then."""
         if self.is_complete:
             yield False
             return
@@ -86,8 +75,7 @@ class Run:
     def pin_data(self, sha256: str) -> None:
         """Note which data the stage works on, or refuse to continue it on other data.
 
-        A file of prompts may be edited between a kill and the next attempt; its name, which the
-        hash covers, stays the same.
+        The hash covers the name of a file of prompts; what it holds may be edited meanwhile.
         """
         path = self.folder / DATA
         if not path.exists():
@@ -101,8 +89,7 @@ class Run:
     def finish(self, started: float, **facts: Any) -> None:
         """Write the manifest, which declares the stage complete.
 
-        ``started`` is a `time.monotonic` reading; the wall time of earlier, interrupted attempts
-        is not included, which ``attempt_seconds`` says by its name.
+        ``started`` is a `time.monotonic` reading of this attempt; earlier ones are not counted.
         """
         manifest = {
             "stage": self.stage.kind,
@@ -120,10 +107,9 @@ class Run:
 
 
 def open_run(profile: str, stage: Stage) -> Run:
-    """The run folder of a stage in a profile; nothing is created yet.
+    """The run folder of a stage, of a recorded run where it was not computed here.
 
-    Where the stage was not computed here but a recorded run of it ships with the repository, that
-    one is opened. It is complete, but holds no weights: see `own_run`.
+    Nothing is created. A recorded run is complete, but holds no weights: see `own_run`.
     """
     own = own_run(profile, stage)
     recorded = Run(stage, results_dir() / own.folder.relative_to(runs_dir()))
@@ -137,13 +123,7 @@ def own_run(profile: str, stage: Stage) -> Run:
 
 
 def require_complete(run: Run) -> Run:
-    """The same run, for a stage that opens it.
-
-    Raises
-    ------
-    MissingRunError
-        If it is not complete; names the folder and the command that computes it.
-    """
+    """The same run; `MissingRunError` says what computes it if it is not complete."""
     if not run.is_complete:
         profile = run.folder.parts[-3]
         raise MissingRunError(
@@ -187,16 +167,12 @@ def git_commit() -> str | None:
     """Commit of the checkout, with ``+changes`` when files differ; None outside a checkout."""
     command = ["git", "-C", str(Path(__file__).resolve().parent)]
     try:
-        head = subprocess.run(
-            [*command, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True
-        )
-        if head.returncode:
-            return None
-        status = subprocess.run(
-            [*command, "status", "--porcelain", "--untracked-files=no"],
-            capture_output=True,
-            text=True,
-        )
+        head, status = [
+            subprocess.run([*command, *asked.split()], capture_output=True, text=True)
+            for asked in ("rev-parse --short=12 HEAD", "status --porcelain --untracked-files=no")
+        ]
     except FileNotFoundError:
+        return None
+    if head.returncode:
         return None
     return head.stdout.strip() + ("+changes" if status.stdout.strip() else "")

@@ -1,12 +1,11 @@
 """Jobs of one stage each, on this machine or on Slurm: start, find again, read, end.
 
 The only module that knows submitit. Whether a stage is done is told by its manifest, never by the
-scheduler: a job that the scheduler calls completed but that left no manifest has failed.
+scheduler.
 
-A local job is a controller process of submitit with the stage in a child process. A stage process
-whose controller dies ends itself. A Slurm job that is preempted or runs out of time is put back
-into the queue (at most three times when its time runs out) and continues after the last finished
-unit.
+A local job is a controller process of submitit with the stage in a child process, which ends
+itself when the controller dies. A Slurm job that is preempted or runs out of time is put back into
+the queue (at most three times when its time runs out).
 """
 
 from __future__ import annotations
@@ -76,10 +75,10 @@ def start(
     gpus: tuple[str, ...] = (),
     after: tuple[str, ...] = (),
 ) -> Job:
-    """Submit a stage as one of ``count`` jobs, unless another process was faster.
+    """Submit a stage, unless another process was faster.
 
-    A local job shares the cores of the machine evenly with the others and is given ``gpus``; a
-    Slurm job waits for the success of the jobs ``after``.
+    A local job is given ``gpus`` and one of ``count`` equal shares of the cores; a Slurm job waits
+    for the success of the jobs ``after``.
     """
     local = execution.cluster == "local"
     run.folder.mkdir(parents=True, exist_ok=True)
@@ -107,16 +106,10 @@ def start(
 
 
 def _options(stage: Stage, execution: Execution, after: Sequence[str]) -> dict[str, Any]:
-    """What submitit is told about a job: the settings of `Execution.slurm`, and
-
-    - as many GPUs for a stage that one process computes as each process of the others has, none
-      for one that a judge does;
-    - which jobs have to succeed first.
-    """
-    options = {
-        "timeout_min": 60 * 24 * 7,
-        "name": f"califkit-{stage.name}-{stage.kind}",
-    } | execution.slurm
+    """What submitit is told about a job: `Execution.slurm`, but with as many GPUs for a stage that
+    one process computes as each process of the others has, and none for one that a judge does."""
+    options = {"timeout_min": 60 * 24 * 7, "name": f"califkit-{stage.name}-{stage.kind}"}
+    options |= execution.slurm
     if stage.judged:
         options.pop("gpus_per_node", None)
     elif "gpus_per_node" in options:
@@ -132,8 +125,7 @@ def _options(stage: Stage, execution: Execution, after: Sequence[str]) -> dict[s
 
 
 class _StageJob(Checkpointable):
-    """What runs in the job. submitit puts it back into Slurm's queue when its time runs out: every
-    stage continues after its last finished unit."""
+    """What runs in the job; submitit puts it back into Slurm's queue when its time runs out."""
 
     def __call__(
         self,
@@ -177,8 +169,7 @@ def is_alive(job: Job) -> bool:
 
 
 def cancel(jobs: Sequence[Job]) -> None:
-    """End local jobs that are still alive; their stages continue from the last finished unit
-    later."""
+    """End local jobs that are still alive."""
     for job in jobs:
         if job.state == "running":
             kill_tree(int(job.job_id))
@@ -217,14 +208,10 @@ def news(
         output = job.output.splitlines()
         alarms = [line for line in output if line.startswith("train ") and ": alarm: " in line]
         yield from alarms[count:]
-        newest = _newest_progress(output)
+        told = [line for line in output if line.startswith(_PROGRESS) and line not in alarms]
+        newest = told[-1] if told else ""
         now = time.monotonic()
         if newest != line and (state != "running" or now - since >= interval):
             line, since = newest, now
             yield newest
         shown[job.run.folder] = (line, since, len(alarms))
-
-
-def _newest_progress(output: Sequence[str]) -> str:
-    lines = [line for line in output if line.startswith(_PROGRESS) and ": alarm: " not in line]
-    return lines[-1] if lines else ""

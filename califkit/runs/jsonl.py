@@ -11,11 +11,7 @@ from typing import Any, TextIO
 
 
 class RowLog:
-    """An append-only JSONL file that survives a kill.
-
-    Rows are appended one finished unit at a time in a single flushed write. Opening the file cuts
-    a torn last line, so every row read back is whole.
-    """
+    """An append-only JSONL file; opening it cuts a torn last line, so every row is whole."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -27,9 +23,8 @@ class RowLog:
         return read_jsonl(self.path) if self.path.exists() else []
 
     def append(self, rows: Iterable[dict[str, Any]]) -> None:
-        text = _lines(rows)
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(text)
+            file.write(_lines(rows))
             file.flush()
             os.fsync(file.fileno())
 

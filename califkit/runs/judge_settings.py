@@ -1,9 +1,4 @@
-"""Settings of one judge: an OpenAI-compatible endpoint, described by data.
-
-The capability switches (``structured``, ``max_tokens_field``, ``temperature``, ``extra_body``) are
-what endpoints differ in. A judge that refuses one of them stops the run with a message that names
-the switch.
-"""
+"""Settings of one judge: an OpenAI-compatible endpoint, described by data."""
 
 from __future__ import annotations
 
@@ -18,26 +13,19 @@ from califkit.runs.types import Count, Frozen, Positive
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
 _HIDDEN = "(not shown)"
 _OURS = {
-    "model",
-    "messages",
-    "response_format",
-    "temperature",
-    "max_tokens",
-    "max_completion_tokens",
-    "stream",
-    "n",
+    *("model", "messages", "response_format", "temperature", "max_tokens"),
+    *("max_completion_tokens", "stream", "n"),
 }
 """Body fields that the client or another setting fills in."""
 
 
 class JudgeModel(Frozen):
-    """What can change a judge's answers. It enters cache keys; let it enter a stage's hash.
+    """What can change a judge's answers: it enters cache keys and the hashes of stages.
 
-    ``name`` tells judges apart, in tables too. ``structured`` is what the endpoint takes as
-    ``response_format`` (JSON is asked for in the prompt in any case). ``max_tokens`` has to cover
-    hidden reasoning as well as the answer. ``temperature`` null sends none, for models that refuse
-    it. ``extra_body`` holds further body fields, for instance
-    ``{chat_template_kwargs: {enable_thinking: false}}``.
+    ``structured`` is what the endpoint takes as ``response_format`` (JSON is asked for in the
+    prompt in any case). ``max_tokens`` has to cover hidden reasoning as well as the answer.
+    ``temperature`` null sends none, for models that refuse it. ``extra_body`` holds further body
+    fields, for instance ``{chat_template_kwargs: {enable_thinking: false}}``.
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
@@ -59,24 +47,13 @@ class JudgeModel(Frozen):
 class JudgeSettings(JudgeModel):
     """A judge and how it is reached; nothing below changes what it answers.
 
-    Attributes
-    ----------
-    base_url
-        Where ``/chat/completions`` is, for instance ``http://localhost:8000/v1``.
-    api_key_env
-        Name of the environment variable that holds the key, never the key; null for a server that
-        wants none.
-    concurrency
-        Calls under way at a time.
-    timeout_s, retries, backoff_s, max_wait_s
-        Seconds for one attempt; attempts after the first; first wait between attempts, which then
-        doubles; longest wait. An endpoint that asks for a longer one is given up for this time.
-    price_input, price_output
-        Price of a million tokens, in any currency; hidden reasoning counts as output.
-    answer_tokens
-        Assumed length of an answer, for the estimate before a run only.
-    max_calls, max_cost
-        A run of more missing calls, or of a higher estimated cost, is refused before it starts.
+    ``api_key_env`` names the environment variable that holds the key; null for a server that wants
+    none. ``timeout_s`` is for one attempt, ``retries`` counts those after the first, ``backoff_s``
+    is the first wait between them, which then doubles up to ``max_wait_s``; an endpoint that asks
+    for a longer one is given up for this time. Prices are of a million tokens, in any currency;
+    hidden reasoning counts as output. ``answer_tokens`` is the length of an answer that the
+    estimate before a run assumes. A run of more than ``max_calls`` missing calls, or of a higher
+    estimated cost than ``max_cost``, is refused before it starts.
     """
 
     base_url: str
@@ -98,9 +75,11 @@ class JudgeSettings(JudgeModel):
         """Replace what will be refused: an error quotes the value, which may be or hold a key."""
         if not isinstance(data, dict):
             return data
-        fits = dict.fromkeys(cls.model_fields, _anything)
-        fits |= {"api_key_env": _is_variable, "base_url": _is_plain_url}
-        return {k: v if fits.get(k, _nothing)(v) else _HIDDEN for k, v in data.items()}
+        checks = {"api_key_env": _is_variable, "base_url": _is_plain_url}
+        return {
+            key: value if key in cls.model_fields and checks.get(key, _anything)(value) else _HIDDEN
+            for key, value in data.items()
+        }
 
     @field_validator("api_key_env")
     @classmethod
@@ -128,16 +107,11 @@ class JudgeSettings(JudgeModel):
         return self
 
     def identity(self) -> JudgeModel:
-        """The part that can change an answer."""
         return JudgeModel(**self.model_dump(include=set(JudgeModel.model_fields)))
 
 
 def _anything(_: Any) -> bool:
     return True
-
-
-def _nothing(_: Any) -> bool:
-    return False
 
 
 def _is_variable(value: Any) -> bool:

@@ -12,16 +12,14 @@ from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP}
 """What file systems without locks answer."""
 
-PATIENCE_S = 10.0
-"""After so long a wait it is said who is waited for."""
+PATIENCE_S = 10.0  # after so long a wait it is said who is waited for
 
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Hold the lock of this name, waiting for whoever holds it.
 
-    Where the file system has no locks a file is the mark of the holder. One that a killed process
-    has left on another node stays there; the message names it.
+    Where the file system has no locks a file is the mark of the holder; it outlives a killed one.
     """
     lock: BaseFileLock = FileLock(path)
     try:

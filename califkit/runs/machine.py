@@ -1,7 +1,4 @@
-"""This machine and its neighbours: cores, GPUs, process trees, ranks of one job, Slurm's queue.
-
-What `califkit.runs.dispatch` decides from, and what jobs are started and ended with.
-"""
+"""This machine and its neighbours: cores, GPUs, process trees, ranks of one job, Slurm's queue."""
 
 from __future__ import annotations
 
@@ -57,13 +54,8 @@ def gpus_of_machine() -> tuple[str, ...]:
 def start_ranks(count: int, function: Callable[..., None], *arguments: Any, one_gpu: bool) -> None:
     """Run ``function(*arguments)`` in ``count`` processes and wait for them.
 
-    Each finds ``RANK``, ``LOCAL_RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT`` in its
-    environment, as under torchrun. With ``one_gpu`` each sees only the GPU of its own rank.
-
-    Raises
-    ------
-    RankError
-        If one fails or is killed; the others are ended then. Their output has the traceback.
+    Each has the environment that torchrun makes, and with ``one_gpu`` sees only the GPU of its own
+    rank. If one fails or is killed, the others are ended and `RankError` is raised.
     """
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -109,10 +101,7 @@ def in_slurm_queue(job_id: str) -> bool:
 
 @lru_cache(maxsize=1)
 def _slurm_queue(period: int) -> frozenset[str] | None:
-    """Ids of this user's jobs in the queue, asked once a ``period``; None if Slurm fails.
-
-    ``squeue`` needs no accounting database, and one call serves all jobs.
-    """
+    """Ids of this user's jobs in the queue, asked once a ``period``; None if Slurm fails."""
     command = ["squeue", f"--user={os.getuid()}", "--noheader", "--format=%i"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True)

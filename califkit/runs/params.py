@@ -5,10 +5,6 @@ A params file is an ordinary papermill parameters file with three keys::
     profile: cpu        # names the folder under runs/ and figures/
     submit: false       # whether a notebook may submit jobs to a cluster
     settings: {...}     # the tree typed by `Settings`
-
-so ``papermill notebook.ipynb out.ipynb -f params/cpu.yaml`` works without califkit's help, and
-everything inside ``settings`` is checked here: an unknown key, a wrong type or a value out of
-range is a `ParamsError` that names file, key and value before anything runs.
 """
 
 from __future__ import annotations
@@ -35,7 +31,6 @@ from califkit.runs.settings import (
     ResponseSettings,
     RewardOptions,
     TrainingSettings,
-    check_anchor_sampling,
 )
 from califkit.runs.stages import (
     AnchorStage,
@@ -113,7 +108,17 @@ class Settings(Frozen):
 
     @model_validator(mode="after")
     def _anchors_are_drawn_like_rollouts(self) -> Settings:
-        check_anchor_sampling(self.anchors.sampling, self.training)
+        """Bounds from longer, colder, hotter or truncated draws would not bound the rollouts."""
+        limit, temperature = self.training.max_completion_tokens, self.training.temperature
+        rollouts = {"temperature": temperature, "top_p": 1.0, "top_k": 0, "max_tokens": limit}
+        for name, value in rollouts.items():
+            found = getattr(self.anchors.sampling, name)
+            if found != value and not self.training.anchors_may_differ:
+                raise ValueError(
+                    f"anchors.sampling.{name} = {found}, but rollouts are drawn with {value}; make "
+                    "them equal, or set training.anchors_may_differ: true, which is recorded with "
+                    "the results"
+                )
         return self
 
     @model_validator(mode="after")
@@ -133,13 +138,10 @@ class Settings(Frozen):
         anchors = self.anchors
         if method in REGION_METHODS:
             anchors = anchors.model_copy(update={"draws": self.region_draws})
-        return AnchorStage(
-            model=self.model,
-            thinking=self.thinking,
-            engine=self.engine,
-            data=self.data,
-            anchors=anchors,
-        )
+        return AnchorStage(data=self.data, anchors=anchors, **self._model())
+
+    def _model(self) -> dict[str, Any]:
+        return {"model": self.model, "thinking": self.thinking, "engine": self.engine}
 
     def train_stage(self, method: str, seed: int) -> TrainStage:
         judged = method in JUDGE_METHODS
@@ -165,14 +167,7 @@ class Settings(Frozen):
         if benchmark is not None:
             how = how.model_copy(update={"benchmark": benchmark, "composed": None})
         return [
-            GenerateStage(
-                model=self.model,
-                thinking=self.thinking,
-                engine=self.engine,
-                policy=policy,
-                evaluation=how,
-                seed=seed,
-            )
+            GenerateStage(policy=policy, evaluation=how, seed=seed, **self._model())
             for policy in [None, *self.train_stages()]
             for seed in self.eval_seeds
         ]
@@ -231,20 +226,11 @@ class Params(Frozen):
 
 
 def load_params(profile: str | Path = "cpu", settings: dict[str, Any] | None = None) -> Params:
-    """Read and type ``params/<profile>.yaml`` (or the given file), then apply overrides.
+    """Read and type a params file, with ``settings`` laid over its own key by key.
 
-    Parameters
-    ----------
-    profile
-        Name of a file in ``params/`` without its ending, or a path to a YAML file.
-    settings
-        Overrides merged into the file's ``settings`` tree key by key, for example
-        ``{"training": {"steps": 5}}``. They are typed by the same schema.
-
-    Raises
-    ------
-    ParamsError
-        For a missing or malformed file, an unknown key, or a value of the wrong type or range.
+    ``profile`` is the name of a file in ``params/`` without its ending, or the path of a YAML file.
+    `ParamsError` tells of a missing or malformed file, an unknown key, or a value that does not
+    fit.
     """
     path = params_path(profile)
     raw = read_params_file(path)

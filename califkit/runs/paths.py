@@ -43,13 +43,7 @@ def results_dir() -> Path:
 
 
 def check_writable(folder: Path, need_bytes: int = 0) -> None:
-    """Make a folder and make sure that it takes files and has room, before work begins.
-
-    Raises
-    ------
-    StorageError
-        Naming the folder, and the bytes that are needed and free where those are too few.
-    """
+    """Make a folder; `StorageError` unless it takes files and has room."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -65,13 +59,11 @@ def check_writable(folder: Path, need_bytes: int = 0) -> None:
 
 @contextmanager
 def explaining_full_disk(folder: Path) -> Iterator[None]:
-    """Turn what a full disk raises inside the block into a `StorageError` that says how to go on.
-
-    Libraries that write weights pass on the system's words without its error number.
-    """
+    """Turn what a full disk raises inside the block into a `StorageError`."""
     try:
         yield
     except Exception as error:
+        # Libraries that write weights pass on the system's words without its error number.
         told = os.strerror(errno.ENOSPC) in str(error)
         if not told and not (type(error) is RuntimeError and _is_full(folder)):
             raise

@@ -193,25 +193,6 @@ class TrainingSettings(Frozen):
         return self
 
 
-def check_anchor_sampling(anchors: Sampling, training: TrainingSettings) -> None:
-    """Bounds from longer, colder, hotter or truncated draws would not bound the rollouts."""
-    if training.anchors_may_differ:
-        return
-    rollouts = {
-        "temperature": training.temperature,
-        "top_p": 1.0,
-        "top_k": 0,
-        "max_tokens": training.max_completion_tokens,
-    }
-    for name, value in rollouts.items():
-        if getattr(anchors, name) != value:
-            raise ValueError(
-                f"anchors.sampling.{name} = {getattr(anchors, name)}, but rollouts are drawn with "
-                f"{value}; make them equal, or set training.anchors_may_differ: true, which is "
-                "recorded with the results"
-            )
-
-
 class ResponseSettings(Frozen):
     """Responses on the test prompts (paper section 4; non-thinking sampling by default).
 
@@ -259,14 +240,11 @@ class IdentificationSettings(Frozen):
 class Execution(Frozen):
     """How the work is carried out; nothing here changes what is asked for, so it is not hashed.
 
-    The number of ``processes`` does change the rollouts of a training run, as chance and other
-    machines do: each process draws from a seed of its own. So it is noted in the run, which cannot
-    be continued with another number.
-
-    ``judges`` says how each judge that the settings name is reached. ``processes`` is their number
-    in one job (ranks of a training run, shards of anchors), ``workers`` the number of local jobs at
-    a time. ``tokens_per_pass`` bounds the memory of the scorer. ``deepspeed`` is the path of a
-    DeepSpeed configuration, ``report_to`` lists trackers beside the log that is always written.
+    ``processes`` is their number in one job (ranks of a training run, shards of anchors); each
+    draws from a seed of its own, so a training run cannot be continued with another number.
+    ``workers`` is the number of local jobs at a time. ``tokens_per_pass`` bounds the memory of the
+    scorer. ``deepspeed`` is the path of a DeepSpeed configuration, ``report_to`` lists trackers
+    beside the log that is always written.
     """
 
     cluster: Literal["local", "slurm"] = "local"

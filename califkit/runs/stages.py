@@ -6,8 +6,6 @@ import hashlib
 import json
 from typing import Any, ClassVar, Literal
 
-from pydantic import model_validator
-
 from califkit.runs.judge_settings import JudgeModel
 from califkit.runs.settings import (
     AnchorSettings,
@@ -20,7 +18,6 @@ from califkit.runs.settings import (
     RewardOptions,
     Semantics,
     TrainingSettings,
-    check_anchor_sampling,
 )
 from califkit.runs.types import Frozen, Positive, Seed
 
@@ -65,7 +62,6 @@ class Stage(Frozen):
         return None
 
     def processes(self, execution: Execution) -> int:
-        """Processes in its job."""
         return execution.processes if self.split else 1
 
 
@@ -113,11 +109,6 @@ class TrainStage(Stage):
     tau: float | None = None
     anchors: AnchorStage
     training: TrainingSettings
-
-    @model_validator(mode="after")
-    def _anchors_are_drawn_like_rollouts(self) -> TrainStage:
-        check_anchor_sampling(self.anchors.anchors.sampling, self.training)
-        return self
 
     @property
     def name(self) -> str:

@@ -19,7 +19,6 @@ def unit_seed(*parts: int) -> int:
 
 
 def batches(items: Sequence[Any], size: int) -> list[Sequence[Any]]:
-    """Consecutive slices of at most ``size`` items."""
     return [items[i : i + size] for i in range(0, len(items), size)]
 
 
@@ -29,10 +28,8 @@ def run_units(
     compute: Callable[[int, Sequence[Any]], list[dict[str, Any]]],
     label: str,
 ) -> None:
-    """Compute the units that a row log does not hold yet, appending each as it is done.
-
-    ``compute(number, unit)`` returns one row an item of the unit.
-    """
+    """Compute the units that a row log does not hold yet: ``compute(number, unit)`` returns one row
+    an item of the unit."""
     done = resume_units(log, [len(unit) for unit in units])
     if done:
         print(f"{label}: {done} of {len(units)} batches are there, continuing", flush=True)
@@ -42,7 +39,7 @@ def run_units(
 
 def progress(items: Sequence[int], label: str, total: int, done: int = 0) -> Iterator[int]:
     """Progress on a terminal as a bar, elsewhere as a line every half minute."""
-    if _is_terminal():
+    if sys.stderr.isatty():
         yield from tqdm(items, desc=label, total=total, initial=done)
         return
     last = time.monotonic()
@@ -53,15 +50,8 @@ def progress(items: Sequence[int], label: str, total: int, done: int = 0) -> Ite
             last = time.monotonic()
 
 
-def _is_terminal() -> bool:
-    return sys.stderr.isatty()
-
-
 def resume_units(log: RowLog, unit_sizes: list[int]) -> int:
-    """How many whole units a row log holds, after cutting the rows of a torn one.
-
-    ``unit_sizes[i]`` is the number of rows of unit i; units were appended in order.
-    """
+    """How many whole units of so many rows each a row log holds, after cutting a torn one."""
     rows = log.rows()
     done = kept = 0
     for size in unit_sizes:

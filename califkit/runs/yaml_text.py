@@ -21,11 +21,8 @@ class YamlError(CalifkitError, ValueError):
 def read_yaml(source: Path | str) -> Any:
     """The content of a YAML file, or of a text.
 
-    Raises
-    ------
-    YamlError
-        Longer than `MAX_BYTES`, not YAML in UTF-8, nested too deeply, or with aliases that stand
-        for more than `MAX_NODES` values (lists of lists of aliases grow exponentially).
+    `YamlError` refuses also what is longer than `MAX_BYTES`, nested too deeply, or has aliases that
+    stand for more than `MAX_NODES` values (lists of lists of aliases grow exponentially).
     """
     if isinstance(source, Path):
         with source.open("rb") as file:

@@ -464,7 +464,7 @@ def test_versions(califkit):
 
 
 def test_failed_work_ends_with_exit_code_1(califkit, place, monkeypatch):
-    from califkit.runs.dispatch import JobError
+    from califkit.runs.jobs import JobError
 
     def fails(*stages, **options):
         raise JobError("the job's last lines")

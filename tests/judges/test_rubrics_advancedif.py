@@ -72,11 +72,11 @@ def test_a_long_conversation_is_read_and_the_limit_of_the_process_stays(tmp_path
         (csv_row(turns=[]), "row 2: field 'conversation_history' must hold one turn"),
         (csv_row(turns=[{"role": "user"}]), "row 2, conversation_history: field 'content' is miss"),
         (csv_row(turns=[{"role": "system", "content": "x"}]), "must be a user turn"),
-        (csv_row(turns=[{"role": "user", "content": " "}]), "must be a user turn with text"),
+        (csv_row(turns=[{"role": "user", "content": " "}]), "field 'content' is empty"),
         (csv_row(rubrics=[]), r"field 'rubrics' must be a list of texts, not \[\]"),
         (csv_row(rubrics=["", "b"]), "field 'rubrics' must be a list of texts"),
         (csv_row(rubrics="abc"), "field 'rubrics' must be a list of texts, not 'abc'"),
-        (["[", CIF_NAMES[0], "{}"], r"field 'conversation_history' is not JSON .*'\['"),
+        (["[", CIF_NAMES[0], "{}"], r"field 'conversation_history' is not JSON: .*'\['"),
         ([csv_row()[0], CIF_NAMES[0], "{}"], "prompt_metadata: field 'rubrics' is missing"),
         ([csv_row()[0], CIF_NAMES[0], "[]"], "prompt_metadata: must be an object"),
         ([csv_row()[0], CIF_NAMES[0]], "row 2: has too few columns"),
@@ -155,10 +155,9 @@ def test_judge_texts_without_a_verdict(text):
     assert judged(item, text).status == "unparsable"
 
 
-def test_yes_may_be_asked_for_as_a_word():
+def test_yes_counts_inside_words_too_as_released():
     text = released(question_1="Yesterday", question_2="No eyes", question_3="It is so: Yes.")
     assert read_answer(text, 3).satisfied == (True, True, True)
-    assert read_answer(text, 3, whole_words=True).satisfied == (False, False, True)
 
 
 def test_the_released_numbers_follow_the_flag_and_the_criteria_that_were_answered():
@@ -178,8 +177,6 @@ def test_the_released_numbers_follow_the_flag_and_the_criteria_that_were_answere
     assert scores.released["advancedif_overall_pass_rate"] == pytest.approx(100 * 1 / 3)
     assert scores.released["advancedif_micro_rubric_pass"] == pytest.approx(100.0)
     assert (scores.released["rubrics_counted"], scores.released["n_failed"]) == (3, 1)
-    with pytest.raises(RubricError, match="row-1: no verdict on criterion 2"):
-        benchmark.score(items, verdicts, strict=True)
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def test_instances_away_from_their_position_are_mentioned(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ({}, "must be a list of instances"),
+        ({}, "must be a list"),
         ([instance(0), instance(0)], "field 'main_id' has 0 twice"),
         ([instance("0")], "instance 0: field 'main_id' must be int, not '0'"),
         ([instance(3, instruction_en=" ")], "main_id 3: field 'instruction_en' is empty"),

@@ -65,8 +65,8 @@ def test_the_full_numbers_give_no_warning(tmp_path):
 @pytest.mark.parametrize(
     ("records", "message"),
     [
-        ({}, "must be a list of records"),
-        ([], "must be a list of records"),
+        ({}, "must be a list"),
+        ([], "must be a list"),
         ([5], "record 1: must be an object, not 5"),
         ([record("1")], "record 1: field 'level' must be int, not '1'"),
         ([record(True)], "record 1: field 'level' must be int, not True"),

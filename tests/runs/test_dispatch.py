@@ -16,9 +16,9 @@ from tiny_runs import environment, n_lines, params_file, start, tiny_params, wai
 
 from califkit.judges.client import JudgeError
 from califkit.runs import compute, dispatch, jobs, machine
-from califkit.runs.dispatch import JobError, NotSubmittedError
+from califkit.runs.dispatch import NotSubmittedError
 from califkit.runs.folders import LOG, MANIFEST, ROLLOUTS, Run, StaleRunError, open_run
-from califkit.runs.jobs import Job
+from califkit.runs.jobs import Job, JobError
 from califkit.runs.jsonl import read_jsonl, write_json
 from califkit.runs.params import Params, Settings
 from califkit.runs.settings import Execution, ParamsError

@@ -17,9 +17,9 @@ three:
 from __future__ import annotations
 
 from califkit.judges.rubrics.advancedif import AdvancedIF
-from califkit.judges.rubrics.base import Benchmark, Judged, Scores, judge_responses
+from califkit.judges.rubrics.base import Benchmark, judge_responses
 from califkit.judges.rubrics.complexbench import ComplexBench
-from califkit.judges.rubrics.files import Loaded, RubricError
+from califkit.judges.rubrics.files import RubricError
 from califkit.judges.rubrics.followbench import FollowBench
 from califkit.judges.verdicts import Verdict
 
@@ -29,10 +29,7 @@ __all__ = [
     "Benchmark",
     "ComplexBench",
     "FollowBench",
-    "Judged",
-    "Loaded",
     "RubricError",
-    "Scores",
     "Verdict",
     "judge_responses",
 ]
@@ -40,4 +37,4 @@ __all__ = [
 BENCHMARKS: dict[str, Benchmark] = {
     benchmark.name: benchmark for benchmark in (AdvancedIF(), FollowBench(), ComplexBench())
 }
-"""By name, with the default settings: English, and the released way of finding a yes."""
+"""By name; in English."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import csv
 import json
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,7 +30,7 @@ from califkit.judges.prompts import (
     user_turn,
 )
 from califkit.judges.rubrics.base import DATA_NOTE, Scores, match_verdicts, percent, status_counts
-from califkit.judges.rubrics.files import SAMPLE, Loaded, RubricError, digest, require, sample_path
+from califkit.judges.rubrics.files import Loaded, RubricError, digest, locate, require, require_text
 from califkit.judges.verdicts import Verdict
 from califkit.runs.text import one_line
 
@@ -107,28 +106,18 @@ class Reading:
 
 @dataclass(frozen=True)
 class AdvancedIF:
-    """The benchmark. With `whole_words`, the text parser wants yes as a word of its own; the
-    released one takes it anywhere (``eyes``)."""
-
-    whole_words: bool = False
     name: str = "advancedif"
 
     def load(self, source: str | Path | None = None) -> Loaded:
         """CIF rows of the hub's CSV file; rows of the other parts are left out.
 
-        Parameters
-        ----------
-        source
-            A CSV file; ``hub:facebook/AdvancedIF`` (``@revision`` may follow), from the network or
-            the local cache; None for the items that come with the package.
-
-        Raises
-        ------
-        RubricError
-            If the file cannot be had, has no CIF row or one that does not fit; the message names
-            file, row, field and value.
+        `source` is such a file, or ``hub:facebook/AdvancedIF`` (``@revision`` may follow), from the
+        network or the local cache.
         """
-        path, shown = _locate(source)
+        if str(source).startswith("hub:"):
+            path, shown = _download(str(source).removeprefix("hub:")), str(source)
+        else:
+            path, shown = locate(source, "advancedif.csv")
         items = []
         names: Counter[str] = Counter()
         for number, row in _csv_rows(path):
@@ -156,7 +145,7 @@ class AdvancedIF:
         """One question with all criteria."""
         criteria = "\n".join(f"{i}. {text}" for i, text in enumerate(item.rubrics, start=1))
         question = _PROMPT.ask(
-            partial(read_answer, n=len(item.rubrics), whole_words=self.whole_words),
+            partial(read_answer, n=len(item.rubrics)),
             prompt=tagged("prompt", item.messages[-1]["content"]),
             response=tagged("response", answer),
             criteria=tagged("criteria", criteria),
@@ -164,14 +153,9 @@ class AdvancedIF:
         )
         return [question]
 
-    def score(
-        self, items: Sequence[CifItem], verdicts: Mapping[str, Verdict], strict: bool = False
-    ) -> Scores:
-        """Both metrics of Table 1; see `califkit.judges.rubrics.base.Benchmark`.
-
-        With `strict` a row in which single criteria have no verdict is an error too.
-        """
-        matched = match_verdicts([item.id for item in items], verdicts, strict)
+    def score(self, items: Sequence[CifItem], verdicts: Mapping[str, Verdict]) -> Scores:
+        """Both metrics of Table 1."""
+        matched = match_verdicts([item.id for item in items], verdicts)
         readings = [matched[item.id].value for item in items]
         rows = [
             reading.satisfied if reading else (None,) * len(item.rubrics)
@@ -180,8 +164,6 @@ class AdvancedIF:
         for item, row in zip(items, rows, strict=True):
             if len(row) != len(item.rubrics):
                 raise RubricError(f"{item.id}: {len(row)} verdicts, {len(item.rubrics)} criteria")
-            if strict and None in row:
-                raise RubricError(f"{item.id}: no verdict on criterion {row.index(None) + 1}")
         passed = [all(row) for row in rows]
         n_criteria = sum(map(len, rows))
         n_satisfied = sum(verdict is True for row in rows for verdict in row)
@@ -209,18 +191,12 @@ class AdvancedIF:
         return Scores(metrics, counts, released, details)
 
 
-def read_answer(text: str, n: int, whole_words: bool = False) -> Reading:
-    """Verdicts on n criteria: our own format, else the one of the released judge prompt.
-
-    Raises
-    ------
-    Unparsable
-        If there is no verdict on any criterion.
-    """
+def read_answer(text: str, n: int) -> Reading:
+    """Verdicts on n criteria: our own format, else the one of the released judge prompt."""
     value = read_object(text, "criteria", "rubrics_check", FLAG)
     if "criteria" in value:
         return _read_ours(value, n)
-    reading = _read_released(value, n, whole_words)
+    reading = _read_released(value, n)
     if reading.released is not None and not _is_json(without_reasoning(text)):
         reading = replace(reading, released=None)
     if not _judged(reading.satisfied):
@@ -262,25 +238,20 @@ def _read_ours(value: Mapping[str, Any], n: int) -> Reading:
     return full_reading(verdicts, flag if isinstance(flag, bool) else None)
 
 
-def _read_released(value: Mapping[str, Any], n: int, whole_words: bool) -> Reading:
+def _read_released(value: Mapping[str, Any], n: int) -> Reading:
     """``rubrics_check`` with texts that hold yes or no. A text that is none fails the row."""
     checks, flag = value.get("rubrics_check", {}), value.get(FLAG, "NO")
     if not isinstance(checks, dict) or not isinstance(flag, str):
         raise Unparsable("'rubrics_check' must be an object and the flag a text")
     if not all(isinstance(text, str) for text in checks.values()):
         raise Unparsable("an entry of 'rubrics_check' is not a text")
-    yes = {key: _says_yes(text, whole_words) for key, text in checks.items()}
+    yes = {key: "yes" in text.lower() for key, text in checks.items()}  # also in "eyes"
     names = [f"question_{number}" for number in range(1, n + 1)]
     satisfied = tuple(map(yes.get, names))
     others = all(said for name, said in yes.items() if name not in names)
     released = ReleasedRow(flag, len(yes), sum(yes.values()), satisfied.count(True) / n)
     says_yes = flag.lower() == "yes" if FLAG in value else None
     return Reading(satisfied, says_yes, released, others)
-
-
-def _says_yes(text: str, whole_words: bool) -> bool:
-    text = text.lower()
-    return bool(re.search(r"\byes\b", text)) if whole_words else "yes" in text
 
 
 def _judged(row: Sequence[bool | None]) -> bool:
@@ -294,14 +265,6 @@ def _is_json(text: str) -> bool:
     except (ValueError, RecursionError):
         return False
     return True
-
-
-def _locate(source: str | Path | None) -> tuple[Path, str]:
-    if source is None:
-        return sample_path("advancedif.csv"), SAMPLE
-    if str(source).startswith("hub:"):
-        return _download(str(source).removeprefix("hub:")), str(source)
-    return Path(source), str(source)
 
 
 def _download(name: str) -> Path:
@@ -345,9 +308,9 @@ def _item(row: Mapping[str, str], number: int, where: str) -> CifItem:
             f"{where}: field 'conversation_history' must hold one turn: {turns!r:.80}"
         )
     role = require(turns[0], "role", str, f"{where}, conversation_history")
-    content = require(turns[0], "content", str, f"{where}, conversation_history")
-    if role != "user" or not content.strip():
-        raise RubricError(f"{where}: field 'conversation_history' must be a user turn with text")
+    content = require_text(turns[0], "content", f"{where}, conversation_history")
+    if role != "user":
+        raise RubricError(f"{where}: field 'conversation_history' must be a user turn")
     metadata = _decode(row["prompt_metadata"], where, "prompt_metadata")
     rubrics = require(metadata, "rubrics", str, f"{where}, prompt_metadata")
     criteria = _decode(rubrics, where, "rubrics")
@@ -361,6 +324,4 @@ def _decode(text: str, where: str, field: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise RubricError(
-            f"{where}: field {field!r} is not JSON ({error}): {text!r:.80}"
-        ) from error
+        raise RubricError(f"{where}: field {field!r} is not JSON: {error}: {text!r:.80}") from error

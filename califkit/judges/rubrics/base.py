@@ -2,8 +2,7 @@
 
 A *unit* is what gets one verdict: a row of AdvancedIF, an item of FollowBench, a question of
 ComplexBench. A unit without a usable verdict counts as not satisfied, stays in the denominator and
-is counted beside the metric; ``strict`` raises instead. Judges are not known here:
-`judge_responses` is handed a function that answers questions.
+is counted beside the metric.
 """
 
 from __future__ import annotations
@@ -71,17 +70,10 @@ class Judged:
 class Scores:
     """Numbers of one evaluation.
 
-    Attributes
-    ----------
-    metrics
-        By the names of `califkit.exhibits.paper.RUBRIC_METRICS`; None where no unit enters the
-        metric.
-    counts
-        ``n`` units, ``n_missing``, ``n_unparsable``, ``n_refused``, ``n_truncated``, and more.
-    released
-        What the released scorer makes of the same answers; an ``error`` where it would crash.
-    details
-        The numbers behind the metrics.
+    `metrics` by the names of `califkit.exhibits.paper.RUBRIC_METRICS`, None where no unit enters
+    one; `counts` has ``n`` units, ``n_missing``, ``n_unparsable`` and more; `released` what the
+    released scorer makes of the same answers, an ``error`` where it would crash; `details` the
+    numbers behind the metrics.
     """
 
     metrics: dict[str, float | None]
@@ -108,9 +100,7 @@ class Benchmark(Protocol):
     def decide(self, item: Any, answer: str) -> list[Question | Verdict]:
         """What a judge is asked about each unit of an item, or the verdict of a rule."""
 
-    def score(
-        self, items: Sequence[Any], verdicts: Mapping[str, Verdict], strict: bool = False
-    ) -> Scores:
+    def score(self, items: Sequence[Any], verdicts: Mapping[str, Verdict]) -> Scores:
         """Metrics over all units of the items, from the verdicts by unit."""
 
 
@@ -118,23 +108,12 @@ Ask = Callable[[Sequence[Question]], Sequence[Verdict]]
 
 
 def judge_responses(
-    benchmark: Benchmark,
-    items: Sequence[Any],
-    responses: Mapping[str, str | None],
-    ask: Ask,
+    benchmark: Benchmark, items: Sequence[Any], responses: Mapping[str, str | None], ask: Ask
 ) -> list[Judged]:
     """Judge every unit once, by rule where there is one, else by `ask`.
 
     `responses` maps item ids to final answers, without reasoning. One that is None or absent leaves
     its units missing; an empty one satisfies nothing, unasked.
-
-    Raises
-    ------
-    RubricError
-        For an item given twice, a response to an unknown item or one that is no text, before
-        anything is asked.
-    ValueError
-        If `ask` does not give one verdict a question.
     """
     if unknown := sorted(set(responses) - {item.id for item in items}):
         raise RubricError(f"{benchmark.name}: responses to unknown items: {unknown[:5]}")
@@ -173,17 +152,9 @@ def _decide(
     return [(unit, verdict) for unit in units]
 
 
-def match_verdicts(
-    units: Sequence[str], verdicts: Mapping[str, Verdict], strict: bool
-) -> dict[str, Verdict]:
-    """Verdicts in the order of the units, ``missing`` where there is none.
-
-    Raises
-    ------
-    RubricError
-        Without units; for a unit given twice, a verdict on an unknown unit, a status that is none
-        of `STATUSES`, and with `strict` for every unit without a usable verdict.
-    """
+def match_verdicts(units: Sequence[str], verdicts: Mapping[str, Verdict]) -> dict[str, Verdict]:
+    """Verdicts in the order of the units, ``missing`` where there is none; `RubricError` for those
+    that do not fit the units."""
     if not units:
         raise RubricError("no items to score")
     if twice := repeated(units):
@@ -194,14 +165,7 @@ def match_verdicts(
             raise RubricError(f"verdict on the unknown unit {unit!r}")
         if verdict.status not in STATUSES:
             raise RubricError(f"unit {unit!r}: unknown status {verdict.status!r}")
-    matched = {unit: verdicts.get(unit, Verdict("missing")) for unit in units}
-    if strict and (bad := [unit for unit, v in matched.items() if v.status != "ok"]):
-        first = matched[bad[0]]
-        raise RubricError(
-            f"{len(bad)} of {len(units)} units have no usable verdict, the first {bad[0]!r}: "
-            f"{first.status} {first.reason}".rstrip()
-        )
-    return matched
+    return {unit: verdicts.get(unit, Verdict("missing")) for unit in units}
 
 
 def status_counts(verdicts: Iterable[Verdict]) -> dict[str, int]:

@@ -14,7 +14,6 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from califkit.judges.rubrics.complexbench_data import (
     count_pairs,
     load_items,
 )
-from califkit.judges.rubrics.complexbench_rules import Rule, follows, read_spans
+from califkit.judges.rubrics.complexbench_rules import follows, read_spans
 from califkit.judges.rubrics.files import Loaded, RubricError
 from califkit.judges.verdicts import Verdict
 
@@ -111,7 +110,6 @@ class ComplexBench:
             raise RubricError(f"language {self.language!r} must be 'en' or 'zh'")
 
     def load(self, source: str | Path | None = None) -> Loaded:
-        """See `califkit.judges.rubrics.complexbench_data.load_items`."""
         return load_items(source, self.language)
 
     def units(self, item: ComplexItem) -> list[str]:
@@ -133,19 +131,20 @@ class ComplexBench:
         if question.rules is None:
             return _ANSWER.ask(read_answer, **material)
         how_many = _EACH if any(rule.each for rule in question.rules) else _ONE
-        read = partial(decide_by_rule, rules=question.rules, response=answer)
+
+        def read(text: str) -> bool:
+            return follows(question.rules, read_spans(text, answer))
+
         return _EXTRACT.ask(read, how_many=how_many, **material)
 
-    def score(
-        self, items: Sequence[ComplexItem], verdicts: Mapping[str, Verdict], strict: bool = False
-    ) -> Scores:
-        """The four metrics of Table 1; see `califkit.judges.rubrics.base.Benchmark`.
+    def score(self, items: Sequence[ComplexItem], verdicts: Mapping[str, Verdict]) -> Scores:
+        """The four metrics of Table 1.
 
-        `details` has DRFR and the shares by dimension, composition type, category and task;
-        ``after_dependencies`` has every question.
+        `details` has DRFR, the shares by dimension, composition type, category and task, and in
+        ``after_dependencies`` every question.
         """
         units = [unit for item in items for unit in self.units(item)]
-        matched = match_verdicts(units, verdicts, strict)
+        matched = match_verdicts(units, verdicts)
         raw = {unit: _is_true(unit, verdict) for unit, verdict in matched.items()}
         satisfied = after_dependencies(items, raw)
         tallies = _tally(items, satisfied)
@@ -177,12 +176,7 @@ def read_answer(text: str) -> bool:
     """Yes or no: our own format, else the one of the released Chinese prompt.
 
     There, one answer after the Chinese marker decides; otherwise the answer is yes if the character
-    for yes occurs and that for no does not.
-
-    Raises
-    ------
-    Unparsable
-        For anything undecided; the released code takes that for no.
+    for yes occurs and that for no does not. The released code takes anything undecided for no.
     """
     value = find_object(text, "answer")
     if value is not None:
@@ -195,11 +189,6 @@ def read_answer(text: str) -> bool:
     if len(words) != 1:
         raise Unparsable("neither yes nor no, or both")
     return words == {"是"}
-
-
-def decide_by_rule(text: str, rules: Sequence[Rule], response: str) -> bool:
-    """Whether the spans that a judge extracted from the response satisfy the rules."""
-    return follows(rules, read_spans(text, response))
 
 
 def after_dependencies(items: Sequence[ComplexItem], raw: Mapping[str, bool]) -> dict[str, bool]:

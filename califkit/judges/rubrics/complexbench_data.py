@@ -10,14 +10,14 @@ from typing import Any, Literal
 from califkit.judges.prompts import Messages, user_turn
 from califkit.judges.rubrics.complexbench_rules import Rule, parse_rules
 from califkit.judges.rubrics.files import (
-    SAMPLE,
     Loaded,
     RubricError,
     digest,
-    read_json,
+    locate,
+    read_list,
     repeated,
     require,
-    sample_path,
+    require_text,
 )
 
 Language = Literal["en", "zh"]
@@ -62,24 +62,13 @@ class ComplexItem:
 
     @property
     def messages(self) -> Messages:
-        """The instruction as one user turn."""
         return user_turn(self.instruction)
 
 
 def load_items(source: str | Path | None, language: Language) -> Loaded:
-    """Instances of the native JSON file; None for those that come with the package.
-
-    Raises
-    ------
-    RubricError
-        If the file cannot be read or an instance does not fit, an unknown rule included; the
-        message names file, instance, field and value.
-    """
-    path = sample_path("complexbench.json") if source is None else Path(source)
-    shown = SAMPLE if source is None else str(source)
-    rows = read_json(path)
-    if not isinstance(rows, list) or not rows:
-        raise RubricError(f"{path}: must be a list of instances")
+    """Instances of the native JSON file; `RubricError` if one does not fit."""
+    path, shown = locate(source, "complexbench.json")
+    rows = read_list(path)
     items = tuple(
         to_item(row, language, f"{path.name}, instance {i}") for i, row in enumerate(rows)
     )
@@ -90,7 +79,7 @@ def load_items(source: str | Path | None, language: Language) -> Loaded:
 
 
 def to_item(row: Mapping[str, Any], language: Language, where: str) -> ComplexItem:
-    """An instance of the native schema, checked; RubricError naming item, field and value."""
+    """An instance of the native schema, checked."""
     main_id = require(row, "main_id", int, where)
     where = f"{where}, main_id {main_id}"
     suffix = "_en" if language == "en" else ""
@@ -99,7 +88,7 @@ def to_item(row: Mapping[str, Any], language: Language, where: str) -> ComplexIt
         raise RubricError(f"{where}: field 'scoring_questions' is empty")
     return ComplexItem(
         id=str(main_id),
-        instruction=_text(row, f"instruction{suffix}", where),
+        instruction=require_text(row, f"instruction{suffix}", where),
         task=require(row, "task_types", str, where),
         category=require(row, "category", str, where),
         questions=tuple(
@@ -125,7 +114,7 @@ def _question(
     if not all(isinstance(p, int) and p in others for p in dep):
         raise RubricError(f"{where}: field 'dep' must hold positions of other questions: {dep!r}")
     return ScoringQuestion(
-        text=_text(row, f"question{suffix}", where),
+        text=require_text(row, f"question{suffix}", where),
         rules=_rules(row, where),
         dimensions=_names(row, "constraint_dimensions", where),
         compositions=_names(row, "composition_types", where),
@@ -149,13 +138,6 @@ def _names(row: Mapping[str, Any], field: str, where: str) -> tuple[str, ...]:
     if not all(isinstance(name, str) for name in names):
         raise RubricError(f"{where}: field {field!r} must be a list of texts, not {names!r:.80}")
     return tuple(names)
-
-
-def _text(row: Mapping[str, Any], field: str, where: str) -> str:
-    text = require(row, field, str, where)
-    if not text.strip():
-        raise RubricError(f"{where}: field {field!r} is empty")
-    return text
 
 
 def _warnings(items: Sequence[ComplexItem], shown: str) -> tuple[str, ...]:

@@ -43,13 +43,7 @@ class Rule:
 
 
 def parse_rules(text: str) -> tuple[Rule, ...]:
-    """The rules in a rule string; all have to hold.
-
-    Raises
-    ------
-    ValueError
-        For a name that is not known or an argument that does not fit it.
-    """
+    """The rules in a rule string; all have to hold. ValueError for one that is not known."""
     starts = list(_RULE_START.finditer(text))
     if not starts or starts[0].start() != 0:
         raise ValueError(f"unknown rule {text!r}")
@@ -68,13 +62,8 @@ def follows(rules: Sequence[Rule], spans: Sequence[str]) -> bool:
 def read_spans(text: str | None, response: str) -> list[str]:
     """The spans in a judge's extraction: our own format, else the released one.
 
-    No extraction, like one that finds nothing, gives no spans; a judge that failed must not get
-    here, since some rules hold for nothing.
-
-    Raises
-    ------
-    Unparsable
-        For an object in our format that does not fit it.
+    No extraction gives no spans; a judge that failed must not get here, since some rules hold for
+    nothing.
     """
     if text is None:
         return []

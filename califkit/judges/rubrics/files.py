@@ -22,7 +22,7 @@ class RubricError(CalifkitError, ValueError):
 
 @dataclass(frozen=True)
 class Loaded:
-    """Items of a benchmark. `warnings` says, among others, that the data are not the full set."""
+    """Items of a benchmark; `warnings` says that the data are not the full set."""
 
     items: tuple[Any, ...]
     source: str
@@ -30,23 +30,30 @@ class Loaded:
     warnings: tuple[str, ...] = ()
 
 
-def sample_path(name: str) -> Path:
-    """A file (or, with an empty name, the folder) of the items that come with the package."""
-    return Path(str(resources.files("califkit.judges.rubrics") / "resources" / name))
+def locate(source: str | Path | None, sample: str) -> tuple[Path, str]:
+    """The path of a source and its name for messages; None is our own sample of this name (the
+    folder for an empty one)."""
+    if source is not None:
+        return Path(source), str(source)
+    folder = resources.files("califkit.judges.rubrics") / "resources"
+    return Path(str(folder / sample)), SAMPLE
 
 
-def read_json(path: Path) -> Any:
-    """The JSON in a file; RubricError if it cannot be had."""
+def read_list(path: Path) -> list[Any]:
+    """The JSON list in a file."""
     try:
-        return json.loads(path.read_text(encoding="utf-8-sig"))
+        rows = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise RubricError(f"{path}: cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise RubricError(f"{path}: not JSON: {error}") from error
+    if not isinstance(rows, list) or not rows:
+        raise RubricError(f"{path}: must be a list with entries")
+    return rows
 
 
 def require(row: Any, key: str, kind: type, where: str) -> Any:
-    """``row[key]`` if it has the type; RubricError naming file, item, field and value if not."""
+    """``row[key]`` if it has the type."""
     if not isinstance(row, Mapping):
         raise RubricError(f"{where}: must be an object, not {row!r:.80}")
     if key not in row:
@@ -55,6 +62,14 @@ def require(row: Any, key: str, kind: type, where: str) -> Any:
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise RubricError(f"{where}: field {key!r} must be {kind.__name__}, not {value!r:.80}")
     return value
+
+
+def require_text(row: Any, key: str, where: str) -> str:
+    """``row[key]`` if it is text that is not blank."""
+    text = require(row, key, str, where)
+    if not text.strip():
+        raise RubricError(f"{where}: field {key!r} is empty")
+    return text
 
 
 def repeated(values: Iterable[Hashable]) -> Any:

@@ -65,7 +65,6 @@ class FollowBench:
     name: str = "followbench"
 
     def load(self, source: str | Path | None = None) -> Loaded:
-        """See `califkit.judges.rubrics.followbench_data.load_items`."""
         return load_items(source)
 
     def units(self, item: FollowItem) -> list[str]:
@@ -93,22 +92,17 @@ class FollowBench:
         )
         return [question]
 
-    def score(
-        self, items: Sequence[FollowItem], verdicts: Mapping[str, Verdict], strict: bool = False
-    ) -> Scores:
-        """The three metrics of Table 1; see `califkit.judges.rubrics.base.Benchmark`.
+    def score(self, items: Sequence[FollowItem], verdicts: Mapping[str, Verdict]) -> Scores:
+        """The three metrics of Table 1; every group needs its five levels.
 
         `details` has them per category (with the five levels), pooled over groups (``micro``) and
         with levels weighted 1 to 5 over the categories other than ``example``.
-
-        Raises
-        ------
-        RubricError
-            Also if a group does not have its five levels: CSL would not be defined.
         """
-        matched = match_verdicts([item.id for item in items], verdicts, strict)
+        matched = match_verdicts([item.id for item in items], verdicts)
         groups = _groups(items)
-        cells = {item.id: _hard_soft(item, matched[item.id]) for item in items}
+        for item in items:
+            _check_length(item, matched[item.id])
+        cells = {unit: _hard_soft(verdict, 0.0) for unit, verdict in matched.items()}
         by_category = {
             category: _category_scores([[cells[i.id] for i in group] for group in of_category])
             for category, of_category in groups.items()
@@ -129,12 +123,7 @@ class FollowBench:
 
 
 def read_verdicts(text: str, level: int) -> tuple[bool, ...]:
-    """One boolean a constraint: our own format, else the last line as the released parser reads it.
-
-    Raises
-    ------
-    Unparsable
-    """
+    """One boolean a constraint: our own format, else that of the released parser."""
     value = find_object(text, "verdicts")
     words = _last_line_words(text, level) if value is None else value["verdicts"]
     if not isinstance(words, list) or len(words) != level:
@@ -160,8 +149,7 @@ def released_scores(
         if any(verdict.status == "missing" for row in found for verdict in row):
             printed[category] = {"error": "KeyError (a verdict is missing)"}
             continue
-        cells = [[_released_hard_soft(verdict) for verdict in row] for row in found]
-        scores = _category_scores(cells)
+        scores = _category_scores([[_hard_soft(verdict, -1.0) for verdict in row] for row in found])
         printed[category] = {
             "hsr": [f"{value:.2f}" for value in scores["hsr_by_level"]],
             "ssr": [f"{value:.2f}" for value in scores["ssr_by_level"]],
@@ -188,20 +176,17 @@ def _last_line_words(text: str, level: int) -> list[Any]:
         raise Unparsable("the list in the last line is not a literal") from error
 
 
-def _hard_soft(item: FollowItem, verdict: Verdict) -> tuple[float, float]:
-    """Whether all constraints hold, and the share that does; nothing without a verdict."""
-    if verdict.status != "ok":
-        return 0.0, 0.0
-    expected = 1 if item.by_rule else item.level
-    value = verdict.value
-    if not isinstance(value, tuple | list) or len(value) != expected:
+def _check_length(item: FollowItem, verdict: Verdict) -> None:
+    expected, value = 1 if item.by_rule else item.level, verdict.value
+    fits = isinstance(value, tuple | list) and len(value) == expected
+    if verdict.status == "ok" and not fits:
         raise RubricError(f"{item.id}: the verdict must have {expected} booleans, not {value!r}")
-    return float(all(value)), sum(value) / len(value)
 
 
-def _released_hard_soft(verdict: Verdict) -> tuple[float, float]:
+def _hard_soft(verdict: Verdict, unusable: float) -> tuple[float, float]:
+    """Whether all constraints hold, and the share that does."""
     if verdict.status != "ok":
-        return -1.0, -1.0
+        return unusable, unusable
     return float(all(verdict.value)), sum(verdict.value) / len(verdict.value)
 
 

@@ -10,27 +10,21 @@ from typing import Any
 from califkit.judges.prompts import Messages, user_turn
 from califkit.judges.rubrics import followbench_rules as rules
 from califkit.judges.rubrics.files import (
-    SAMPLE,
     Loaded,
     RubricError,
     digest,
-    read_json,
+    locate,
+    read_list,
     require,
-    sample_path,
+    require_text,
 )
 
 CATEGORIES = ("content", "situation", "style", "format", "mixed", "example")
 LEVELS = (1, 2, 3, 4, 5)
 N_RECORDS, N_ITEMS = 944, 820
 
-_FIELDS = {
-    "example_id": int,
-    "category": str,
-    "source": str,
-    "level": int,
-    "instruction": str,
-    "target": str,
-}
+_FIELDS = {"example_id": int, "level": int}
+_FIELDS |= dict.fromkeys(("category", "source", "instruction", "target"), str)
 
 
 @dataclass(frozen=True)
@@ -54,7 +48,6 @@ class FollowItem:
 
     @property
     def messages(self) -> Messages:
-        """The instruction of the item's level as one user turn."""
         return user_turn(self.history[-1])
 
     @property
@@ -63,28 +56,17 @@ class FollowItem:
 
 
 def load_items(source: str | Path | None) -> Loaded:
-    """Items of level 1 to 5 of the native files.
-
-    Parameters
-    ----------
-    source
-        The folder with ``<category>_constraints.json`` files, or one such file; None for the items
-        that come with the package.
-
-    Raises
-    ------
-    RubricError
-        If there is no such file or a record does not fit; the message names file, record, field and
-        value.
-    """
-    shown = SAMPLE if source is None else str(source)
+    """Items of level 1 to 5; `source` is the folder with the native ``<category>_constraints.json``
+    files, or one of them."""
+    folder, shown = locate(source, "")
     items: list[FollowItem] = []
     n_records = 0
-    for category, path in _files(sample_path("") if source is None else Path(source), shown):
+    for category, path in _files(folder, shown):
         records = _read_records(path)
         items += _items(records, category, path.name)
         n_records += len(records)
-    return Loaded(tuple(items), shown, _identity(items), _warnings(items, n_records, shown))
+    sha256 = digest([[item.id, item.source, item.history, item.target] for item in items])
+    return Loaded(tuple(items), shown, sha256, _warnings(items, n_records, shown))
 
 
 def _files(path: Path, shown: str) -> list[tuple[str, Path]]:
@@ -97,17 +79,15 @@ def _files(path: Path, shown: str) -> list[tuple[str, Path]]:
 
 
 def _read_records(path: Path) -> list[Mapping[str, Any]]:
-    records = read_json(path)
-    if not isinstance(records, list) or not records:
-        raise RubricError(f"{path}: must be a list of records")
+    records = read_list(path)
     for number, record in enumerate(records, start=1):
         where = f"{path.name}, record {number}"
         for field, kind in _FIELDS.items():
             require(record, field, kind, where)
         if record["level"] not in (0, *LEVELS):
             raise RubricError(f"{where}: field 'level' must be 0 to 5, not {record['level']}")
-        if record["level"] and not record["instruction"].strip():
-            raise RubricError(f"{where}: field 'instruction' is empty")
+        if record["level"]:
+            require_text(record, "instruction", where)
     return records
 
 
@@ -143,10 +123,6 @@ def _check_target(record: Mapping[str, Any], where: str) -> None:
             rules.entity_list(record["target"])
         except ValueError as error:
             raise RubricError(f"{where}: field 'target': {error}") from error
-
-
-def _identity(items: Sequence[FollowItem]) -> str:
-    return digest([[item.id, item.source, item.history, item.target] for item in items])
 
 
 def _warnings(items: Sequence[FollowItem], n_records: int, shown: str) -> tuple[str, ...]:

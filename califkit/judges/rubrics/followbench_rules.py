@@ -29,13 +29,7 @@ def is_rule_judged(category: str, source: str, example_id: int) -> bool:
 def follows(
     category: str, source: str, example_id: int, level: int, target: str, response: str
 ) -> bool:
-    """Whether a response passes the rule of a rule-judged item.
-
-    Raises
-    ------
-    KeyError
-        If no rule is known for the item; see `is_rule_judged`.
-    """
+    """Whether a response passes the rule of an item that `is_rule_judged`."""
     if category == "example":
         return matches_template(target, response)
     if (category, example_id) == ("format", 22):
