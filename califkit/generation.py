@@ -40,15 +40,8 @@ class Answers:
 
 
 def load_answers(profile: str, stage: GenerateStage) -> Answers:
-    """The responses of one policy with their prompts.
-
-    Raises
-    ------
-    MissingRunError
-        If the responses are not there.
-    DataError
-        If the prompts are not those that the responses answer.
-    """
+    """The responses of one policy with their prompts; `MissingRunError` if they are not there,
+    `DataError` if the prompts are not those that they answer."""
     responses = require_complete(open_run(profile, stage))
     rows = read_jsonl(responses.folder / RESPONSES)
     loaded = benchmark_prompts(stage.evaluation)
@@ -180,19 +173,10 @@ def is_rubric(benchmark: str) -> bool:
 def rubric_items(settings: ResponseSettings) -> tuple[Benchmark, rubrics.Loaded]:
     """A rubric benchmark and the items of it that are asked.
 
-    Parameters
-    ----------
-    settings
-        ``benchmark`` is a name of `BENCHMARKS` for our own small set, or name and source:
-        ``followbench:/path/to/folder``, ``advancedif:hub:facebook/AdvancedIF``. ``n_prompts``
-        bounds the number of items, drawn with ``prompt_seed``; the items of a FollowBench group
-        (five levels) stay together.
-
-    Raises
-    ------
-    RubricError
-        For a name that is none of `BENCHMARKS`, an empty source, an ``n_prompts`` below one group,
-        and data that cannot be used.
+    ``settings.benchmark`` is a name of `BENCHMARKS` for our own small set, or name and source:
+    ``followbench:/path/to/folder``, ``advancedif:hub:facebook/AdvancedIF``. ``n_prompts`` bounds
+    the number of items, drawn with ``prompt_seed``; the items of a FollowBench group (five levels)
+    stay together. `RubricError` for what cannot be used.
     """
     name, colon, source = settings.benchmark.partition(":")
     if name not in BENCHMARKS:

@@ -49,24 +49,9 @@ def bootstrap_interval(
     """Percentile bootstrap interval of sum(hits) / sum(totals), resampling whole units.
 
     A unit is a prompt: its constraints stand or fall together, so an accuracy over constraints
-    has to be resampled by prompt too.
+    has to be resampled by prompt too. ``hits`` and ``totals`` (above 0) are what each unit adds to
+    numerator and denominator, shape (units,); ``level`` is the coverage.
 
-    Parameters
-    ----------
-    hits, totals
-        What each unit adds to numerator and denominator, shape (units,); totals > 0.
-    rng
-        Source of the resamples; the same state gives the same interval.
-    level
-        Coverage, between 0 and 1.
-
-    Returns
-    -------
-    tuple of float
-        Lower and upper end, in the unit of the ratio (a share, not percent).
-
-    Examples
-    --------
     >>> bootstrap_interval([1] * 30 + [0] * 70, [1] * 100, np.random.default_rng(0))
     (0.21, 0.39)
     """
@@ -87,20 +72,8 @@ _RESAMPLED_CELLS = 2_000_000  # of the matrix that is held at a time
 def bootstrap_sums(
     units: np.ndarray, rng: np.random.Generator, n_resamples: int = 10_000
 ) -> np.ndarray:
-    """Column sums over units drawn with replacement, as many as there are.
-
-    Parameters
-    ----------
-    units
-        Shape (units, columns).
-    rng
-        Source of the resamples.
-
-    Returns
-    -------
-    numpy.ndarray
-        Shape (n_resamples, columns).
-    """
+    """Column sums over units drawn with replacement, as many as there are: from shape
+    (units, columns) to (n_resamples, columns)."""
     # Drawing how often each distinct outcome comes up is drawing the units themselves, but costs
     # no more for a million of them.
     outcomes, times = np.unique(units, axis=0, return_counts=True)
@@ -118,18 +91,8 @@ TRANSITIONS = ("pass_to_pass", "fail_to_pass", "pass_to_fail", "fail_to_fail")
 
 
 def transitions(base: ArrayLike, trained: ArrayLike) -> np.ndarray:
-    """Which of `TRANSITIONS` each prompt made.
-
-    Parameters
-    ----------
-    base, trained
-        Whether the response of each policy passes, shape (prompts,), in the same order.
-
-    Returns
-    -------
-    numpy.ndarray
-        Strings, shape (prompts,).
-    """
+    """Which of `TRANSITIONS` each prompt made, shape (prompts,), from whether the response of each
+    policy passes."""
     base, trained = np.asarray(base, dtype=bool), np.asarray(trained, dtype=bool)
     if base.shape != trained.shape:
         raise ValueError(f"{base.size} base verdicts, but {trained.size} of the trained policy")
@@ -191,16 +154,9 @@ def adjusted_win_rate(wins: int, ties: int, losses: int) -> float:
 def identified(loglik: ArrayLike) -> np.ndarray:
     """Whether each answer is most likely given its own request: 1 or 0, chance 1 / K.
 
-    Parameters
-    ----------
-    loglik
-        l of each answer given each of K >= 2 requests, shape (answers, K); its own request stands
-        in column 0. An answer without l (NaN throughout) tells nothing: all requests tie.
-
-    Returns
-    -------
-    numpy.ndarray
-        Shape (answers,). Where the own request ties with others it has an equal share of the 1.
+    ``loglik`` is l of each answer given each of K >= 2 requests, shape (answers, K), its own in
+    column 0. An answer without l (NaN throughout) tells nothing: all requests tie. Where the own
+    request ties with others it has an equal share of the 1.
     """
     table = _requests_table(loglik)
     best = table == table.max(axis=1, keepdims=True)
@@ -210,7 +166,7 @@ def identified(loglik: ArrayLike) -> np.ndarray:
 def pairwise_auc(loglik: ArrayLike) -> np.ndarray:
     """Share of the other requests given which an answer is less likely than given its own.
 
-    A tie counts half, so chance is 0.5. Parameters and return as in `identified`.
+    A tie counts half, so chance is 0.5. ``loglik`` as in `identified`.
     """
     table = _requests_table(loglik)
     own, others = table[:, :1], table[:, 1:]
@@ -222,13 +178,7 @@ def pointwise_information(loglik: ArrayLike, tokens: ArrayLike) -> np.ndarray:
 
     p(y) is the mean of p(y | x') over the other requests x'. Summed over tokens, so a long answer
     can tell more than a short one; negative if the answer fits others better. 0 without l.
-
-    Parameters
-    ----------
-    loglik
-        As in `identified`, in nats per token.
-    tokens
-        Over how many tokens each l is the mean, shape (answers,).
+    ``loglik`` as in `identified`, in nats per token, each the mean over ``tokens`` tokens.
     """
     sums = _requests_table(loglik) * np.asarray(tokens, dtype=float)[:, None]
     others = sums[:, 1:]

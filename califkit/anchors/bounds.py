@@ -1,8 +1,4 @@
-"""l0 and l1 for a data set of one's own, in one call.
-
-`califkit.anchors.measure` does the same for the prompts of a profile, with files, resume and a
-report.
-"""
+"""l0 and l1 for a data set of one's own, in one call."""
 
 from __future__ import annotations
 
@@ -48,27 +44,18 @@ def measure_bounds(
         them.
     requests
         n requests without their constraints.
-    max_tokens
-        Limit of an answer; that of the rollouts, since l depends on length.
-    temperature
-        At which answers are drawn; that of the rollouts, and 1 in the paper.
+    max_tokens, temperature
+        Those of the rollouts, since l depends on length; the paper's temperature is 1.
     draws
         Answers a side and prompt.
-    seed
-        Same seed and batches, same bounds.
-    batch_size
-        Answers that are drawn together.
+    seed, batch_size
+        The same ones give the same bounds.
 
     Returns
     -------
     tuple of list
         l0 and l1, in nats per token, in the order given. None where every answer stayed empty,
         however often it was drawn again; such a prompt is rewarded with r_ver alone.
-
-    Raises
-    ------
-    ValueError
-        If the counts differ, a prompt is no single user turn, or a number is out of range.
     """
     if len(prompts) != len(requests):
         raise ValueError(f"{len(prompts)} prompts, but {len(requests)} requests")

@@ -6,10 +6,6 @@ l0 = l(y0; x), l1 = l(y1; x). With several samples a bound is their mean, or an 
 interval (`califkit.anchors.table.bounds_for`). An empty answer is drawn again a few times; if it
 stays empty, it is missing, and that is counted. Verifier and l see the answer behind the reasoning
 (section 2.5).
-
-The answers are kept as rows on disk (`califkit.anchors.rows`), the bounds in one table that says
-how they were measured (`califkit.anchors.table`). `califkit.anchors.report` tells whether they are
-sound, with the help of extra samples (`califkit.anchors.probe`).
 """
 
 from __future__ import annotations
@@ -91,13 +87,8 @@ def compute_anchors(
     ``RANK`` of ``WORLD_SIZE`` processes that a launcher gave this one, else all); any sharding
     gives the same table. The shard that finds all units done merges them and completes
     the run. The others return before: their run is not complete yet. A second process with the
-    same shard waits for the first. No model is loaded where all answers are there.
-
-    Raises
-    ------
-    StorageError
-        If the folder cannot be written, the disk has no room for the answers that are missing, or
-        it fills up all the same.
+    same shard waits for the first. No model is loaded where all answers are there. `StorageError`
+    if the disk has no room for those that are missing.
     """
     started = time.monotonic()
     run = open_run(profile, stage)
@@ -220,11 +211,7 @@ def _row(unit: int, draw: Draw, response: Response, score: float, tries: int) ->
 
 
 def _draw_until_answered(
-    engine: Any,
-    unit: Sequence[Draw],
-    settings: AnchorSettings,
-    number: int,
-    stream: Sequence[int],
+    engine: Any, unit: Sequence[Draw], settings: AnchorSettings, number: int, stream: Sequence[int]
 ) -> tuple[list[Response], list[int]]:
     """Responses, and how often each was drawn: what comes out empty is drawn again, every try from
     its own seed."""
@@ -276,17 +263,8 @@ def self_test(
     """Score stored answers again with the scorer of a training run, before its first step.
 
     ``n`` answers to ``instances`` are taken from a complete anchor run, evenly spread over the
-    prompts and on both sides in turn; ``seed`` shifts the choice.
-
-    Returns
-    -------
-    float
-        The largest difference, in nats per token.
-
-    Raises
-    ------
-    AnchorError
-        If it exceeds the tolerance, or no answer can be scored.
+    prompts and on both sides in turn; ``seed`` shifts the choice. Returns the largest difference,
+    in nats per token; `AnchorError` if it exceeds the tolerance, or no answer can be scored.
     """
     requests = {instance.key: instance.request for instance in instances}
     table = load_anchors(run)

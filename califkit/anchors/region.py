@@ -30,14 +30,8 @@ def finite_or_nan(value: object, name: str) -> float:
 
 
 def read_bound(value: object, name: str, method: str = "calif") -> float:
-    """l0 or l1 as data give it, for the reward of `method`; NaN for None.
-
-    Raises
-    ------
-    ValueError
-        For what is no number, and for one above 0, which no log-likelihood is; only one end of the
-        region methods may be.
-    """
+    """l0 or l1 as data give it, for the reward of `method`; NaN for None. ValueError for what is no
+    number or above 0, which no log-likelihood is (only one end of the region methods may be)."""
     bound = finite_or_nan(value, name)
     if bound > 0 and name != _MAY_EXCEED_0.get(method):
         raise ValueError(

@@ -58,24 +58,13 @@ class Health:
 def health_report(
     table: pd.DataFrame, instances: Sequence[Instance], probe: pd.DataFrame | None = None
 ) -> Health:
-    """Everything that can be said of a table of bounds.
+    """Everything that can be said of a table of bounds of at least these prompts.
 
-    Parameters
-    ----------
-    table
-        Bounds of at least these prompts.
-    instances
-        The training prompts. `AnchorError` if one of them has no bounds, or those of another
-        request.
-    probe
-        Extra samples for some of these prompts (`califkit.anchors.probe.read_probe`). Then they
-        alone tell how samples of a prompt differ (persistence in F1, spread in F7, F11, F16).
-
-    Returns
-    -------
-    Health
-        Details: ``length_ratio``, ``n_constraints``, ``length``, ``type``, ``missing``.
-        Shares lie in [0, 1], lengths are tokens of the answer, l is in nats per token.
+    `AnchorError` if a prompt has no bounds, or those of another request. With a ``probe`` (extra
+    samples, `califkit.anchors.probe.read_probe`) the probed prompts alone tell how samples differ
+    (persistence in F1, spread in F7, F11, F16). Details: ``length_ratio``, ``n_constraints``,
+    ``length``, ``type``, ``missing``. Shares lie in [0, 1], lengths are tokens of the answer, l is
+    in nats per token.
     """
     table = join_anchors(instances, table)
     details = {
@@ -189,10 +178,9 @@ def compliance_by_type(table: pd.DataFrame, instances: Sequence[Instance]) -> pd
     rows = []
     for name, group in constraints.groupby("type"):
         of_prompts = r_ver[group["prompt"].unique()]
-        rows.append(
-            (name, len(group), group["share"].mean(), len(of_prompts))
-            + ((of_prompts == 1).mean(), of_prompts.mean())
-        )
+        all_followed, mean = (of_prompts == 1).mean(), of_prompts.mean()
+        row = (name, len(group), group["share"].mean(), len(of_prompts), all_followed, mean)
+        rows.append(row)
     columns = ["type", "n", "followed", "prompts", "all_followed", "mean_r_ver"]
     return pd.DataFrame(rows, columns=columns)
 
@@ -204,12 +192,9 @@ def missing_prompts(table: pd.DataFrame) -> pd.DataFrame:
     for side, other in (SIDES, SIDES[::-1]):
         empty = per_draw(table, f"{side}_defect_each") == "empty"
         for i in np.flatnonzero(empty.all(axis=1)):
-            row = table.iloc[[i]]
-            reason = " / ".join(missing_answers(row, side))
-            rows.append(
-                (row["key"].iloc[0], side, reason)
-                + (row[f"{other}_tokens"].iloc[0], row[f"{other}_r_ver"].iloc[0])
-            )
+            reason = " / ".join(missing_answers(table.iloc[[i]], side))
+            row = table.iloc[i]
+            rows.append((row["key"], side, reason, row[f"{other}_tokens"], row[f"{other}_r_ver"]))
     return pd.DataFrame(rows, columns=["key", "side", "reason", "tokens", "r_ver"])
 
 
@@ -227,13 +212,8 @@ def _share(finding: str, what: str, mask: Any, comment: str = "") -> Line:
 
 def _median(finding: str, what: str, values: Any, comment: str = "") -> Line:
     values = np.asarray(values, dtype=float)
-    return (
-        finding,
-        what,
-        float(np.median(values)) if values.size else np.nan,
-        values.size,
-        comment,
-    )
+    median = float(np.median(values)) if values.size else np.nan
+    return (finding, what, median, values.size, comment)
 
 
 def _bounded(table: pd.DataFrame) -> pd.DataFrame:
@@ -349,13 +329,13 @@ def _spread(table: pd.DataFrame, repeated: pd.DataFrame) -> list[Line]:
     for side in SIDES:
         l = per_draw(repeated, f"{side}_l")  # noqa: E741
         line = _median("F7", f"{what}, {side}", l[~np.isnan(l).any(axis=1)].std(axis=1, ddof=1))
-        spread, ratio = line[2], f"median width / this spread, {side}"
+        spread, count, note = line[2], line[3], ""
         if n and spread > 0:
-            note = _narrow(middle / spread) if side == "constrained" else ""
-            lines += [line, ("F7", ratio, middle / spread, line[3], note)]
+            ratio = middle / spread
+            note = _narrow(ratio) if side == "constrained" else ""
         else:
-            why = "not measured, because there is no spread"
-            lines += [line, ("F7", ratio, np.nan, 0, why)]
+            ratio, count, note = np.nan, 0, "not measured, because there is no spread"
+        lines += [line, ("F7", f"median width / this spread, {side}", ratio, count, note)]
     return lines
 
 

@@ -10,14 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from califkit.cli.options import (
-    Constraints,
-    Filter,
-    OwnVerifiers,
-    Processes,
-    Semantics,
-    Thinking,
-)
+from califkit.cli.options import Constraints, Filter, OwnVerifiers, Processes, Semantics, Thinking
 from califkit.cli.tables import show_table
 from califkit.data.load import DataError
 from califkit.models.reasoning import in_words

@@ -31,13 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from califkit.anchors.region import read_bound
-from califkit.data.load import (
-    DataError,
-    OnError,
-    Quarantined,
-    load_ifbench_wheel,
-    numbered_lines,
-)
+from califkit.data.load import DataError, OnError, Quarantined, load_ifbench_wheel, numbered_lines
 from califkit.data.rows import (
     UnusableRow,
     decode_line,

@@ -221,11 +221,7 @@ def score_rows(
         for i, (row, entry) in enumerate(zip(rows, scored, strict=True)):
             loglik = [entry["loglik"], *given_others[i].tolist()] if ids[i] else None
             digest = hashlib.sha256(row.request.encode()).hexdigest()[:12]
-            entry["identification"] = {
-                "request": digest,
-                "tokens": len(ids[i]),
-                "loglik": loglik,
-            }
+            entry["identification"] = {"request": digest, "tokens": len(ids[i]), "loglik": loglik}
     return scored
 
 

@@ -73,7 +73,7 @@ class VerifierReward:
         log_metric: Callable[[str, float], None] | None = None,
         **columns: Any,
     ) -> list[float]:
-        """Rewards of a batch, in its order; other columns are ignored."""
+        """Rewards of a batch, in its order."""
         truths = ground_truth if constraints is None else constraints
         if truths is None:
             raise ValueError(

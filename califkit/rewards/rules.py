@@ -120,11 +120,7 @@ def no_lower_dev_reward(r_ver: ArrayLike, l: ArrayLike, l0: ArrayLike, l1: Array
 
 
 def no_upper_dev_reward(
-    r_ver: ArrayLike,
-    l: ArrayLike,
-    l0: ArrayLike,
-    l1: ArrayLike,
-    alpha: float,
+    r_ver: ArrayLike, l: ArrayLike, l0: ArrayLike, l1: ArrayLike, alpha: float
 ) -> np.ndarray:
     """ "Without upper bound" as in the authors' development code::
 

@@ -37,15 +37,8 @@ ROUNDING = 1e-9
 def step_statistics(
     rows: Sequence[Mapping[str, Any]], ceiling_margin: float = 0.0
 ) -> dict[str, float]:
-    """What the training log keeps of the rollouts of one step.
-
-    Parameters
-    ----------
-    rows
-        All rollouts of the step, from every process, as `califkit.rewards.trl.CalifReward` hands
-        them to ``on_rollouts``; None where unknown.
-    ceiling_margin
-        How far above l1 a reward is zeroed (nats).
+    """What the training log keeps of the rollouts of one step, from every process: ``rows`` as
+    `califkit.rewards.trl.CalifReward` hands them to ``on_rollouts``, None where unknown.
 
     Returns
     -------

@@ -106,13 +106,8 @@ class CalifReward:
         tokens_per_pass: int = 2048,
         on_rollouts: Callable[[int, list[dict[str, Any]]], None] | None = None,
     ) -> None:
-        numbers = {
-            "alpha": alpha,
-            "ceiling_margin": ceiling_margin,
-            "tau": tau,
-            "bounds_temperature": bounds_temperature,
-        }
-        for name, value in numbers.items():
+        numbers = {"alpha": alpha, "ceiling_margin": ceiling_margin, "tau": tau}
+        for name, value in (numbers | {"bounds_temperature": bounds_temperature}).items():
             if value is not None and (not isinstance(value, Real) or isinstance(value, bool)):
                 raise TypeError(f"{name} must be a number, got {value!r}")
         if semantics not in ("published", "repaired"):

@@ -41,17 +41,13 @@ class CalifVerlReward:
         The policy that training starts from: a name, a folder or a hub id.
     alpha, method, reversed_bounds, ceiling_margin
         As in `califkit.rewards.rules.RewardRule`.
-    semantics
-        ``published`` or ``repaired`` verdicts.
-    thinking
-        Whether rollouts are drawn in thinking mode; one without ``</think>`` has no answer then.
+    semantics, thinking, tokens_per_pass
+        As in `califkit.rewards.trl.CalifReward`.
     end
         Whether every answer gets an end-of-turn token. verl strips special tokens, so one that was
         cut at the length limit cannot be told apart and gets one too.
     device
         Where the reference runs; None takes a GPU if the process sees one.
-    tokens_per_pass
-        Padded tokens in one forward pass.
     """
 
     def __init__(
@@ -137,11 +133,7 @@ _loaded = lru_cache(maxsize=1)(CalifVerlReward)
 
 
 def compute_score(
-    data_source: str,
-    solution_str: str,
-    ground_truth: Any,
-    extra_info: Any = None,
-    **options: Any,
+    data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None, **options: Any
 ) -> dict[str, float]:
     """One rollout; see `CalifVerlReward` for the options and the result."""
     return _reward(options)([solution_str], [ground_truth], [extra_info])[0]
@@ -154,16 +146,12 @@ def compute_score_batch(
     extra_infos: Sequence[Any],
     **options: Any,
 ) -> list[dict[str, float]]:
-    """A batch of rollouts; see `CalifVerlReward` for the options and the result."""
+    """A batch of rollouts, for the batch reward manager of older releases."""
     return _reward(options)(solution_strs, ground_truths, extra_infos)
 
 
 async def compute_score_async(
-    data_source: str,
-    solution_str: str,
-    ground_truth: Any,
-    extra_info: Any = None,
-    **options: Any,
+    data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None, **options: Any
 ) -> dict[str, float]:
     """One rollout, scored together with the others that wait; see `CalifVerlReward`."""
     queue = _queue(asyncio.get_running_loop(), tuple(sorted(options.items())))
