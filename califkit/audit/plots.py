@@ -40,38 +40,18 @@ def arrow(report: Audit) -> Figure:
         ax = figure.subplots()
         for side in ("base", "trained"):
             x, y = getattr(across, side), getattr(up, side)
-            ax.errorbar(
-                x,
-                y,
-                xerr=_reach(across, side),
-                yerr=_reach(up, side),
-                fmt=_MARKERS[side],
-                color=_COLOURS[side],
-                ms=9,
-                elinewidth=1.4,
-                capsize=3,
-                zorder=3,
-            )
-            ax.annotate(
-                side,
-                (x, y),
-                (8, 8),
-                textcoords="offset points",
-                color=_COLOURS[side],
-                weight="bold",
-            )
-        if (across.base, up.base) != (across.trained, up.trained):
-            ax.annotate(
-                "",
-                (across.trained, up.trained),
-                (across.base, up.base),
-                arrowprops={"arrowstyle": "-|>", "color": GREY, "lw": 1.6, "shrinkB": 7},
-            )
+            errors = {"xerr": _reach(across, side), "yerr": _reach(up, side)}
+            style = {"fmt": _MARKERS[side], "ms": 9, "elinewidth": 1.4, "capsize": 3, "zorder": 3}
+            ax.errorbar(x, y, **errors, color=_COLOURS[side], **style)
+            words = {"color": _COLOURS[side], "weight": "bold", "textcoords": "offset points"}
+            ax.annotate(side, (x, y), (8, 8), **words)
+        start, end = (across.base, up.base), (across.trained, up.trained)
+        if start != end:
+            style = {"arrowstyle": "-|>", "color": GREY, "lw": 1.6, "shrinkB": 7}
+            ax.annotate("", end, start, arrowprops=style)
         ax.margins(0.12)
-        ax.text(
-            0.99, 0.01, "passes more,\nanswers worse ↘", transform=ax.transAxes, ha="right",
-            va="bottom", color=GREY, size=10,
-        )  # fmt: skip
+        corner = {"transform": ax.transAxes, "ha": "right", "va": "bottom"}
+        ax.text(0.99, 0.01, "passes more,\nanswers worse ↘", **corner, color=GREY, size=10)
         ax.set(xlabel="Constraint Satisfaction (prompts, loose, %)", ylabel=_ANSWER_SIDE[name])
     return figure
 
@@ -114,14 +94,6 @@ def _histogram(ax: Axes, report: Audit, name: str) -> None:
     for side, v in values.items():
         shares = np.full(len(v), 100.0 / max(len(v), 1))
         ax.hist(v, edges, weights=shares, color=_COLOURS[side], alpha=0.25, lw=0)
-        ax.hist(
-            v,
-            edges,
-            weights=shares,
-            histtype="step",
-            color=_COLOURS[side],
-            ls="-" if side == "base" else "--",
-            lw=1.8,
-            label=side,
-        )
+        line = {"histtype": "step", "ls": "-" if side == "base" else "--", "lw": 1.8}
+        ax.hist(v, edges, weights=shares, color=_COLOURS[side], label=side, **line)
     ax.set(xlabel=_ANSWER_SIDE[name], ylabel="% of answers")

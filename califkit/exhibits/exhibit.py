@@ -87,14 +87,7 @@ class Exhibit:
 
 
 def open_exhibit(profile: str, settings: dict[str, Any], submit: bool) -> Exhibit:
-    """Check and read a notebook's three parameters, and set how tables and pictures look.
-
-    Raises
-    ------
-    ParamsError
-        If a parameter has another type (``papermill -p submit false`` passes text), before
-        anything else; then what `load_params` says.
-    """
+    """Check and read a notebook's three parameters, and set how tables and pictures look."""
     for name, value, wanted in (
         ("profile", profile, str),
         ("settings", settings, dict),

@@ -26,14 +26,8 @@ class LiveTraining:
         runs = exhibit.runs(stages, on_tick=LiveTraining(exhibit.profile, stages))
 
     Each call looks at the logs. If they have grown, the curves and zone shares of the steps so far
-    replace the ones shown before, in the same outputs. The first call that finds a step shows it.
-
-    Parameters
-    ----------
-    profile, stages
-        The training runs to follow, complete or not, started or not.
-    window
-        Steps in the running means.
+    replace the ones shown before, in the same outputs. ``window`` is the number of steps in the
+    running means.
     """
 
     def __init__(self, profile: str, stages: Sequence[TrainStage], window: int = 5) -> None:

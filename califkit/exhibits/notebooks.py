@@ -104,18 +104,8 @@ def select(names: Iterable[str] | None = None) -> list[str]:
 def check(path: Path, parameters: Mapping[str, Any]) -> None:
     """Make sure that papermill would run a notebook with exactly these parameters.
 
-    Parameters
-    ----------
-    path
-        The notebook.
-    parameters
-        What is to be injected. Each key has to be set in the notebook's `parameters` cell, to a
-        default of the same type (an int may replace a float, anything may replace None).
-
-    Raises
-    ------
-    NotebookError
-        Naming the notebook, and the key and value where one is wrong.
+    Each has to be set in the notebook's `parameters` cell, to a default of the same type (an int
+    may replace a float, anything may replace None).
     """
     cells = _read(path).cells
     tagged = [i for i, cell in enumerate(cells) if _TAG in cell.metadata.get("tags", [])]
@@ -151,13 +141,7 @@ def shell_line(source: str) -> str | None:
 
 
 def prepare(profile: str | Path, folder: Path, names: Iterable[str] | None = None) -> list[Path]:
-    """Write copies of the notebooks with the parameters of a profile injected; nothing runs.
-
-    Raises
-    ------
-    NotebookError, ParamsError
-        Before anything is written, if a notebook or the params file cannot be used.
-    """
+    """Write copies of the notebooks with the parameters of a profile injected; nothing runs."""
     selected, parameters, _ = _checked(profile, names)
     folder.mkdir(parents=True, exist_ok=True)
     copies = [folder / f"{name}.ipynb" for name in selected]
@@ -167,9 +151,7 @@ def prepare(profile: str | Path, folder: Path, names: Iterable[str] | None = Non
 
 
 def execute(
-    profile: str | Path,
-    names: Iterable[str] | None = None,
-    echo: Callable[[str], None] = _say,
+    profile: str | Path, names: Iterable[str] | None = None, echo: Callable[[str], None] = _say
 ) -> Report:
     """Run notebooks in order and write ``figures/<profile>/report/``.
 
@@ -177,21 +159,9 @@ def execute(
     figure or table does not. The report is written in both cases, and kept up to date after every
     notebook. Notebooks that were not asked for keep what an earlier run left in the report.
 
-    Parameters
-    ----------
-    profile
-        Name of a params file, or a path to one.
-    names
-        Notebooks to run; all of them if None.
-    echo
-        Receives progress line by line, among it what the notebooks print.
-
-    Raises
-    ------
-    NotebookError, ParamsError
-        Before anything runs, if a notebook or the params file cannot be used.
-    NotebookFailed
-        At the end, with one line per failed notebook: its name, the cell and the error.
+    ``profile`` is the name of a params file or a path to one; ``echo`` gets progress and what the
+    notebooks print, line by line. `NotebookError` or `ParamsError` before anything runs;
+    `NotebookFailed` at the end, with a line per failed notebook: its name, the cell and the error.
     """
     selected, parameters, profile_name = _checked(profile, names)
     folder = project_root() / "figures" / profile_name / "report"

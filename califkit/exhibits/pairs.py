@@ -24,28 +24,12 @@ EMPTY = "no prompt made this transition"
 def transition_table(responses: pd.DataFrame, method: str) -> pd.DataFrame:
     """How responses changed where verdicts stayed or changed, a row a transition (Table 2; A20).
 
-    Run k of the base policy is paired with run k of the trained one on the same prompts; means are
-    over all pairs of all runs.
-
-    Parameters
-    ----------
-    responses
-        `califkit.exhibits.summary.response_table`, with the base policy and ``method``.
-    method
-        The trained policy; the transitions are its own.
-
-    Returns
-    -------
-    pandas.DataFrame
-        ``method``, ``transition`` (`califkit.metrics.TRANSITIONS`), ``pairs``, then means of
-        trained minus base: ``quality_change`` over ``scored`` pairs (both responses have a score),
-        ``loglik_change`` (nats per token) over ``with_loglik`` pairs, ``tokens_change``; ``judge``
-        and ``note``, which says why there is no change of quality, or how many pairs lack one.
-
-    Raises
-    ------
-    ValueError
-        If there is nothing to pair.
+    Run k of the base policy is paired with run k of the trained one on the same prompts of a
+    `califkit.exhibits.summary.response_table`; means are over all pairs of all runs. Columns:
+    ``method``, ``transition`` (`califkit.metrics.TRANSITIONS`), ``pairs``, then means of trained
+    minus base: ``quality_change`` over ``scored`` pairs (both responses have a score),
+    ``loglik_change`` (nats per token) over ``with_loglik`` pairs, ``tokens_change``; ``judge`` and
+    ``note``, which says why there is no change of quality, or how many pairs lack one.
     """
     pairs = paired(responses, method)
     if pairs.empty:
@@ -167,11 +151,6 @@ def head_to_head(responses: pd.DataFrame, first: str, second: str) -> pd.DataFra
     The first training and evaluation seed of each, as in the paper's pairwise comparison (A21).
     Columns: ``quantity``, ``pairs`` (both sides defined), ``first_higher``, ``equal``,
     ``second_higher`` (numbers of prompts), ``mean_difference`` (first minus second).
-
-    Raises
-    ------
-    ValueError
-        If the two have no prompt in common.
     """
     sides = [_first_run(responses[responses["method"] == name]) for name in (first, second)]
     pairs = sides[0].merge(sides[1], on="key", suffixes=("_first", "_second"))

@@ -49,11 +49,7 @@ RUBRIC_METRICS = {
 """The nine metrics of Table 1, with their labels."""
 
 METRICS = (
-    "prompt_level_loose_acc",
-    "response_quality",
-    "loglik",
-    "tokens",
-    "distinct_2",
+    *("prompt_level_loose_acc", "response_quality", "loglik", "tokens", "distinct_2"),
     *RUBRIC_METRICS,
 )
 
@@ -113,13 +109,8 @@ def table(
 
     Columns: ``configuration``, ``method``, ``metric``; ``value``, its sample standard deviation
     ``std`` over three runs and its difference ``delta`` from the base row as printed (each NaN
-    where the paper prints none); ``note``, which says so.
-
-    Raises
-    ------
-    KeyError
-        For a configuration, method or metric that the paper does not have, so that a misspelt
-        name is not taken for a number that is not printed.
+    where the paper prints none); ``note``, which says so. KeyError for a name that the paper does
+    not have: a misspelt one is no number that is not printed.
     """
     asked = ((configurations, CONFIGURATIONS), (methods, METHODS), (metrics, METRICS))
     for names, known in asked:

@@ -59,16 +59,9 @@ def write_page(output: Path, error: str | None) -> None:
 def write_index(profile: str, folder: Path, fresh: Mapping[str, Result], known: list[str]) -> None:
     """Draw ``index.html`` from the results so far and the files in the folder above.
 
-    Parameters
-    ----------
-    profile
-        Its name, for the title.
-    folder
-        ``figures/<profile>/report``; ``results.json`` in it keeps the results of earlier runs.
-    fresh
-        Results of this run by notebook; they replace earlier ones.
-    known
-        Names of the notebooks there are, in the order of the page; results of others are dropped.
+    ``folder`` is ``figures/<profile>/report``; its ``results.json`` keeps the results of earlier
+    runs, which ``fresh`` ones replace. ``known`` are the notebooks there are, in the order of the
+    page; results of others are dropped.
     """
     log = folder / "results.json"
     earlier = json.loads(log.read_text(encoding="utf-8")) if log.exists() else []

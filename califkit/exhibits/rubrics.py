@@ -104,25 +104,11 @@ def by_run(runs: Iterable[Run]) -> pd.DataFrame:
 def rubric_table(runs: pd.DataFrame, settings: Settings) -> pd.DataFrame:
     """Mean and sample standard deviation over runs, a row a method and metric of Table 1.
 
-    Parameters
-    ----------
-    runs
-        As `by_run` gives them; may be empty.
-    settings
-        Whose methods, and whose reasons for what was not measured.
-
-    Returns
-    -------
-    pandas.DataFrame
-        ``benchmark``, ``method``, ``metric``, ``mean``, ``std`` (NaN for one run), ``runs``,
-        ``released`` (mean), ``units`` and ``unjudged`` (sums over the runs), ``judge``, and
-        ``note``, which says why there is no number, or that it is of our own small set and
-        compares with nothing.
-
-    Raises
-    ------
-    RubricError
-        If a benchmark was measured on two sources or by two judges, which must not be averaged.
+    ``runs`` are as `by_run` gives them, and may be empty. Columns: ``benchmark``, ``method``,
+    ``metric``, ``mean``, ``std`` (NaN for one run), ``runs``, ``released`` (mean), ``units`` and
+    ``unjudged`` (sums over the runs), ``judge``, and ``note``, which says why there is no number,
+    or that it is of our own small set and compares with nothing. `RubricError` if a benchmark was
+    measured on two sources or by two judges, which must not be averaged.
     """
     for column in ("source", "judge"):
         for benchmark, found in runs.groupby("benchmark")[column].unique().items():

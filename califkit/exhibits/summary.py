@@ -62,9 +62,7 @@ def run_metrics(scores: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 
 def metrics_by_run(
-    runs: Iterable[Run],
-    quality_runs: Sequence[Run] = (),
-    identification_runs: Sequence[Run] = (),
+    runs: Iterable[Run], quality_runs: Sequence[Run] = (), identification_runs: Sequence[Run] = ()
 ) -> pd.DataFrame:
     """One row a scored run: ``method``, ``train_seed``, ``eval_seed``, the metrics, and counts.
 

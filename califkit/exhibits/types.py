@@ -61,25 +61,13 @@ def type_table(
     """Means by constraint type, with 95 % bootstrap intervals over prompts.
 
     The paper's error bars are standard deviations over five configurations. One configuration has
-    none, so the interval here says how far the mean would move with other prompts.
+    none, so the interval here says how far the mean would move with other prompts. Every response
+    weighs the same (A25); all responses to a prompt are resampled together. A prompt with two types
+    enters both with its prompt-level verdict (A18), or neither without ``mixed``.
 
-    Parameters
-    ----------
-    responses
-        Every response weighs the same (A25); all responses to a prompt are resampled together.
-    rng
-        Source of the resamples.
-    types
-        Groups. A prompt with two types enters both with its prompt-level verdict (A18).
-    mixed
-        False leaves prompts with more than one type out.
-
-    Returns
-    -------
-    pandas.DataFrame
-        A row a type, method and name of `MEASURES`: ``type``, ``method``, ``metric``, ``value``,
-        ``low``, ``high``, ``n`` (prompts that enter the mean), ``note`` (why something is NaN) and
-        ``judge`` (of response quality, else empty).
+    A row a type, method and name of `MEASURES`: ``type``, ``method``, ``metric``, ``value``,
+    ``low``, ``high``, ``n`` (prompts that enter the mean), ``note`` (why something is NaN) and
+    ``judge`` (of response quality, else empty).
     """
 
     def levels(group: pd.DataFrame, method: str, metric: str) -> _PerPrompt:

@@ -74,11 +74,6 @@ def check_generation_config(trainer: Any) -> None:
 
     vLLM inside TRL reads no more of it than the tokens that end an answer, and
     `califkit.training.groups.GroupTrainer` nothing.
-
-    Raises
-    ------
-    RewardError
-        With the first field of the file that TRL leaves to it, and its value.
     """
     if trainer.use_vllm or getattr(trainer, "draws_without_own_settings", False):
         return

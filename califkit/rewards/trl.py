@@ -139,18 +139,11 @@ class CalifReward:
         """Take the frozen reference from a trainer that has not trained yet; check its data.
 
         ``scorer`` then gives l under the reference, and ``reference_kind`` says where that lives;
-        see `califkit.rewards.reference`.
-        A chat template that prints today's date prints `califkit.models.chat.DATE` from now on.
-        All rows of the training and evaluation sets are read. Rows of an ``IterableDataset`` cannot
-        be, so an error in one of them shows only when it is scored.
-
-        Raises
-        ------
-        RewardError
-            Settings, a chat template or data that cannot be used: see `califkit.rewards.checks`,
-            also for what is warned about.
-        califkit.rewards.reference.NoReferenceError
-            The starting policy cannot be had.
+        see `califkit.rewards.reference`. A chat template that prints today's date prints
+        `califkit.models.chat.DATE` from now on. All rows of the training and evaluation sets are
+        read. Those of an ``IterableDataset`` cannot be, so an error in one shows only when it is
+        scored. `RewardError` for settings, a chat template or data that cannot be used (see
+        `califkit.rewards.checks`); `NoReferenceError` if the starting policy cannot be had.
         """
         check_config(trainer.args, bounds_temperature=self.bounds_temperature)
         check_generation_config(trainer)

@@ -1,11 +1,5 @@
 """CaLIF as a reward function of verl, which is not imported here (see ``docs/verl.md``).
 
-Three functions for the ways in which verl calls a custom reward function; the reward is the same:
-
-* `compute_score`: one rollout a call;
-* `compute_score_async`: the same, awaited; rollouts that wait together are scored together;
-* `compute_score_batch`: lists, for the batch reward manager of older releases.
-
 Options come as ``reward_kwargs``: those of `CalifVerlReward`. The first call of a process loads the
 reference, and the process keeps it. Ground truth and text are read as in
 `califkit.rewards.adapters`; ``extra_info`` gives ``request``, ``l0`` and ``l1``.

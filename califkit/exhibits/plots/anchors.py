@@ -122,17 +122,8 @@ def anchor_bounds(anchors: pd.DataFrame) -> np.ndarray:
 def anchor_health(
     answers: pd.DataFrame, by_length: pd.DataFrame, octiles: pd.DataFrame
 ) -> np.ndarray:
-    """How l depends on the length of an answer, and where bounds are reversed.
-
-    Parameters
-    ----------
-    answers
-        A row an answer: ``side``, ``tokens``, ``l`` (`califkit.anchors.report.answers`).
-    by_length
-        ``side``, ``tokens_from``, ``tokens_to``, ``median_l``: drawn as steps.
-    octiles
-        ``octile``, ``ratio_from``, ``ratio_to``, ``n``, ``reversed`` (a share).
-    """
+    """How l depends on the length of an answer, and where bounds are reversed: tables of
+    `califkit.anchors.report` (`answers`, `l_by_length`, `reversed_by_length_ratio`)."""
     length, share = axes = shared.panels(2, (9.6, 4.0))
     some = answers[answers["tokens"] > 0]
     counts = some["side"].value_counts()

@@ -118,23 +118,11 @@ def bars(ax: Axes, table: pd.DataFrame, group: str, methods: Sequence[str], digi
     # whose median is the value and whose range is the interval.
     sample = table.melt([group, "method"], ["low", "value", "high"], value_name="number")
     groups = list(dict.fromkeys(table[group]))
-    sns.barplot(
-        sample.dropna(),
-        x=group,
-        y="number",
-        hue="method",
-        order=groups,
-        hue_order=methods,
-        palette=palette(methods),
-        saturation=1,
-        gap=0.08,
-        estimator="median",
-        errorbar=("pi", 100),
-        capsize=0.3,
-        err_kws={"color": INTERVAL, "linewidth": 1},
-        legend=False,
-        ax=ax,
-    )
+    names = {"x": group, "y": "number", "hue": "method", "order": groups, "hue_order": methods}
+    looks = {"palette": palette(methods), "saturation": 1, "gap": 0.08, "legend": False}
+    interval = {"estimator": "median", "errorbar": ("pi", 100), "capsize": 0.3}
+    interval["err_kws"] = {"color": INTERVAL, "linewidth": 1}
+    sns.barplot(sample.dropna(), **names, **looks, **interval, ax=ax)
     for row in table.dropna(subset=["value"]).itertuples():
         x = groups.index(getattr(row, group)) + _shift(methods.index(row.method), len(methods))
         up = row.value >= 0
