@@ -229,7 +229,7 @@ def test_verl_in_worker_processes(method, tmp_path):
     script = tmp_path / "train.py"
     script.write_text(f"""
 import multiprocessing
-from califkit.adapters import compute_score
+from califkit.rewards.adapters import compute_score
 if __name__ == "__main__":
     with multiprocessing.get_context({method!r}).Pool(2) as pool:
         calls = [("if", text, {JSON!r}) for text, _ in {CASES!r}]
