@@ -21,7 +21,7 @@ SUBSTITUTES = {
     "-p profile cpu": "-p profile ci",
     "params/cpu.yaml": "params/ci.yaml",
     "evaluation.n_prompts=100": "evaluation.n_prompts=9",
-    "{steps: 40}": "{steps: 3}",
+    "{steps: 60}": "{steps: 3}",
 }
 # Run by other means: `make test` is what runs this, and these two are made to be started by hand.
 BY_HAND = {"make reproduce", "make test"}

@@ -2,6 +2,9 @@
 
 Both show the request x alone, never the constraints (paper, sections 1 and 4; A13, A21). The text
 to be judged stands between tags that it cannot guess, and the prompt says that it is data.
+
+A new field of an answer is asked for here, read in `califkit.judges.parsing`, and becomes a column
+in the stage that asks (`califkit.evaluation.quality` or `califkit.evaluation.rubrics`).
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ a function does not use may be missing. ``alpha`` is the size of the bonus, posi
 is 0 where r_ver = 0. A number out of its range is a ValueError.
 
 A new reward is a function here and a line in `_METHODS`; its name goes into
-`califkit.runs.settings.Method`.
+`califkit.runs.settings.Method`, its colour and label into `califkit.exhibits.methods`.
 """
 
 # ruff: noqa: E741  (l is the paper's name for the log-likelihood)

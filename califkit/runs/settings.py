@@ -1,4 +1,4 @@
-"""Typed settings, group by group: what may be asked for, with ranges and defaults."""
+"""Settings, group by group; `califkit.runs.params.Settings` is the whole tree."""
 
 from __future__ import annotations
 

@@ -7,7 +7,8 @@ True
 >>> verify_all([no_comma, two], "Short and clear.")
 [True, False]
 
-`verifier` registers one of your own; see ``docs/verifiers.md``.
+`verifier` registers one of your own, in a file of yours; see ``docs/verifiers.md``. The published
+ids are in the modules of their suites (`califkit.verifiers.ifeval` and its neighbours).
 
 Two semantics: ``"published"`` (default) gives the verdicts of the published evaluation and reward
 code, quirks included; ``"repaired"`` fixes the defects that the registry names.
