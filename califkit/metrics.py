@@ -148,9 +148,6 @@ def adjusted_win_rate(wins: int, ties: int, losses: int) -> float:
     return 100.0 * (wins + ties / 2) / pairs
 
 
-# --- request identification -----------------------------------------------------------------------
-
-
 def identified(loglik: ArrayLike) -> np.ndarray:
     """Whether each answer is most likely given its own request: 1 or 0, chance 1 / K.
 

@@ -89,9 +89,6 @@ def health_report(
     return Health(pd.DataFrame(lines, columns=COLUMNS), details)
 
 
-# ---------------------------------------------------------------- tables
-
-
 def answers(table: pd.DataFrame) -> pd.DataFrame:
     """One row an answer with an l: ``side``, ``key``, ``draw``, ``tokens``, ``l``, ``r_ver``."""
     frames = []

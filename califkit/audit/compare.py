@@ -231,9 +231,6 @@ def audit(
     )
 
 
-# --- one policy -----------------------------------------------------------------------------------
-
-
 def _side(
     pairs: Sequence[Pair],
     s: int,
@@ -308,9 +305,6 @@ def _values(pairs: Sequence[Pair], side: Side, lost: np.ndarray) -> Values:
     values = {name: (value, one) for name, value in means.items()}
     values["inst_level_loose_acc"] = (100.0 * side.followed, n)
     return {measure.name: values[measure.name] for measure in MEASURES}
-
-
-# --- tables ---------------------------------------------------------------------------------------
 
 
 def _transition_table(base: Side, trained: Side) -> pd.DataFrame:

@@ -193,9 +193,6 @@ def pair_up(base: Responses, trained: Responses, thinking: bool = False) -> Pair
     return Paired(pairs, ([b for b, _ in matched], [t for _, t in matched]), source)
 
 
-# --- rows -----------------------------------------------------------------------------------------
-
-
 def _usable(file: Responses) -> list[Row]:
     if file.replaced:
         raise DataError(
@@ -253,9 +250,6 @@ def _named(named: Named, what: str, why: str) -> list[tuple[str, str]]:
     """A note with the number of these rows and the names of the first; none if there are none."""
     more = f"; and {named.n - 3} more" if named.n > 3 else ""
     return [(f"{named.n} {what}", f"{why} ({'; '.join(named.first[:3])}{more})")] if named.n else []
-
-
-# --- reference and judge --------------------------------------------------------------------------
 
 
 def _of_both(scores: Sequence[Sequence[Scored]], name: str) -> Both:

@@ -117,9 +117,6 @@ def as_html(report: Audit, source: Source | None = None) -> str:
     )
 
 
-# --- parts of the page ----------------------------------------------------------------------------
-
-
 def _figures(report: Audit) -> list[dict[str, str]]:
     across = report.differences["prompt_level_loose_acc"]
     up = report.differences[plots.answer_side(report)]
@@ -185,9 +182,6 @@ def _type(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _or_dash(value: float, shown: Any, digits: int = 2) -> str:
     return "–" if math.isnan(value) else shown(value, digits)
-
-
-# --- one pair -------------------------------------------------------------------------------------
 
 
 def _example(report: Audit, i: int) -> dict[str, Any]:

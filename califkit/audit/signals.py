@@ -121,9 +121,6 @@ def text_distinct_2(text: str) -> float:
     return distinct_2([numbers.setdefault(unit, len(numbers)) for unit in units(text)])
 
 
-# --- the signals ----------------------------------------------------------------------------------
-
-
 def near_empty(text: str) -> Signal | None:
     """At most `NEAR_EMPTY_WORDS` words."""
     n = length(text)

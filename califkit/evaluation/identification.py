@@ -11,7 +11,6 @@ poor style and broken constraints leave it high.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,18 +20,16 @@ from numpy.typing import ArrayLike
 
 from califkit import metrics
 from califkit.data.load import DataError
-from califkit.generation import load_answers
+from califkit.evaluation.scores import Compute, run_scorer
+from califkit.generation import Answers
 from califkit.models.engines import read_response
 from califkit.models.likelihood import ReferenceScorer
-from califkit.models.resolve import load_model, load_tokenizer, resolve
-from califkit.runs.folders import Run, open_run, require_complete
-from califkit.runs.jsonl import RowLog, read_jsonl
+from califkit.runs.folders import Run, require_complete
+from califkit.runs.jsonl import read_jsonl
 from califkit.runs.settings import Execution
 from califkit.runs.stages import IdentificationStage
-from califkit.runs.units import batches, run_units
 
 IDENTIFICATION = "identification.jsonl"
-_BATCH = 32
 _BOOTSTRAP_SEED = 0
 
 
@@ -45,20 +42,12 @@ def identify_responses(profile: str, stage: IdentificationStage, execution: Exec
     row is taken given, and the answer is that without reasoning. Raises `DataError` if there are
     too few different requests.
     """
-    started = time.monotonic()
-    run = open_run(profile, stage)
-    with run.computing() as needed:
-        if not needed:
-            return run
-        answers = load_answers(profile, stage.responses)
+
+    def begin(answers: Answers, scorer: ReferenceScorer) -> tuple[list[str], Compute]:
         rows = {row["key"]: row for row in answers.rows}
         requests = {key: answers.instances[key].x for key in rows}
         how, thinking = stage.identification, stage.responses.thinking
         others = other_requests(requests, how.requests, how.seed)
-        folder = resolve(stage.responses.model)
-        scorer = ReferenceScorer(
-            load_model(folder), load_tokenizer(folder), execution.tokens_per_pass
-        )
 
         def compute(number: int, unit: Sequence[str]) -> list[dict[str, Any]]:
             drawn = [read_response(rows[key], scorer.tokenizer, thinking) for key in unit]
@@ -75,15 +64,9 @@ def identify_responses(profile: str, stage: IdentificationStage, execution: Exec
                 for i, key in enumerate(unit)
             ]
 
-        log = RowLog(run.folder / IDENTIFICATION)
-        run_units(log, batches(list(others), _BATCH), compute, f"identification {stage.name}")
-        run.finish(
-            started,
-            rows=len(others),
-            data=answers.loaded.summary(),
-            data_sha256=answers.loaded.sha256,
-        )
-    return run
+        return list(others), compute
+
+    return run_scorer(profile, stage, execution, IDENTIFICATION, begin)
 
 
 def other_requests(requests: Mapping[str, str], k: int, seed: int) -> dict[str, list[str]]:

@@ -273,9 +273,6 @@ def _identification(rows: Sequence[Identified]) -> Identification | None:
     )
 
 
-# --- the answer -----------------------------------------------------------------------------------
-
-
 def _answer(
     row: Row, tokenizer: PreTrainedTokenizerBase, stop: set[int], settings: Settings
 ) -> Answer:
@@ -287,9 +284,6 @@ def _answer(
         return of_text
     of_ids = final_answer(row.token_ids, tokenizer, thinking=settings.thinking, stop=stop)
     return replace(of_ids, text=of_text.text)
-
-
-# --- the output -----------------------------------------------------------------------------------
 
 
 def _settings_path(output: Path) -> Path:

@@ -9,13 +9,13 @@ the runs of a judge (`califkit.evaluation.quality`); without one it is absent an
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
 from califkit import metrics
-from califkit.generation import load_answers
+from califkit.generation import Answers, load_answers
 from califkit.models.engines import read_response
 from califkit.models.likelihood import ReferenceScorer
 from califkit.models.reasoning import in_words, text_answer
@@ -25,12 +25,15 @@ from califkit.rewards.score import score_answers
 from califkit.runs.folders import Run, open_run
 from califkit.runs.jsonl import RowLog
 from califkit.runs.settings import Execution
-from califkit.runs.stages import ScoreStage
+from califkit.runs.stages import IdentificationStage, ScoreStage
 from califkit.runs.units import batches, run_units
 from califkit.verifiers import Constraint, verify_all
 
 SCORES = "scores.jsonl"
 _BATCH = 32
+
+Compute = Callable[[int, Sequence[Any]], list[dict[str, Any]]]
+"""From the number and the entries of a batch to its rows."""
 
 
 def score_responses(profile: str, stage: ScoreStage, execution: Execution) -> Run:
@@ -41,22 +44,13 @@ def score_responses(profile: str, stage: ScoreStage, execution: Execution) -> Ru
     the answer without reasoning (`califkit.models.reasoning.final_answer`); ``loglik`` is None if
     there is no answer. Raises `DataError` if the prompts are not those that the responses answer.
     """
-    started = time.monotonic()
-    run = open_run(profile, stage)
-    with run.computing() as needed:
-        if not needed:
-            return run
-        answers = load_answers(profile, stage.responses)
-        rows, instances, loaded = answers.rows, answers.instances, answers.loaded
+
+    def begin(answers: Answers, scorer: ReferenceScorer) -> tuple[list[dict[str, Any]], Compute]:
         semantics, thinking = stage.semantics, stage.responses.thinking
         print(f"scores {stage.name}: {in_words(thinking)}", flush=True)
-        folder = resolve(stage.responses.model)
-        scorer = ReferenceScorer(
-            load_model(folder), load_tokenizer(folder), execution.tokens_per_pass
-        )
 
         def compute(number: int, unit: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-            prompts = [instances[row["key"]] for row in unit]
+            prompts = [answers.instances[row["key"]] for row in unit]
             drawn = [read_response(row, scorer.tokenizer, thinking) for row in unit]
             loglik = scorer.score([p.x for p in prompts], [r.answer.token_ids for r in drawn])
             return [
@@ -74,14 +68,39 @@ def score_responses(profile: str, stage: ScoreStage, execution: Execution) -> Ru
                 for row, prompt, r, value in zip(unit, prompts, drawn, loglik, strict=True)
             ]
 
-        log = RowLog(run.folder / SCORES)
-        run_units(log, batches(rows, _BATCH), compute, f"scores {stage.name}")
+        return answers.rows, compute
+
+    return run_scorer(profile, stage, execution, SCORES, begin)
+
+
+def run_scorer(
+    profile: str,
+    stage: ScoreStage | IdentificationStage,
+    execution: Execution,
+    file: str,
+    begin: Callable[[Answers, ReferenceScorer], tuple[Sequence[Any], Compute]],
+) -> Run:
+    """Compute a stage of the reference, unless it is complete: ``begin`` gives what there is to
+    score, an entry a row, and the function that makes the rows of a batch of it."""
+    started = time.monotonic()
+    run = open_run(profile, stage)
+    with run.computing() as needed:
+        if not needed:
+            return run
+        answers = load_answers(profile, stage.responses)
+        folder = resolve(stage.responses.model)
+        scorer = ReferenceScorer(
+            load_model(folder), load_tokenizer(folder), execution.tokens_per_pass
+        )
+        entries, compute = begin(answers, scorer)
+        log = RowLog(run.folder / file)
+        run_units(log, batches(entries, _BATCH), compute, f"{stage.kind} {stage.name}")
         run.finish(
             started,
-            rows=len(rows),
-            data=loaded.summary(),
-            data_sha256=loaded.sha256,
-            left_out=len(loaded.quarantined),
+            rows=len(entries),
+            data=answers.loaded.summary(),
+            data_sha256=answers.loaded.sha256,
+            left_out=len(answers.loaded.quarantined),
         )
     return run
 

@@ -156,9 +156,6 @@ def _start_worker(nltk_path: list[str] | None) -> None:
         nltk.data.path[:] = nltk_path
 
 
-# --- totals --------------------------------------------------------------------------------------
-
-
 @dataclass
 class Count:
     """How many verdicts there were, and how many of them said yes."""
@@ -290,9 +287,6 @@ class Change:
     @property
     def total(self) -> int:
         return self.strict_lost + self.strict_gained + self.loose_lost + self.loose_gained
-
-
-# --- response files ------------------------------------------------------------------------------
 
 
 @dataclass

@@ -46,9 +46,6 @@ def _content(content: Any) -> str:
     return "".join(part.get("text") or "" for part in content)
 
 
-# --- TRL -----------------------------------------------------------------------------------------
-
-
 class VerifierReward:
     """TRL reward function: the share of constraints followed, without a reference model.
 
@@ -99,9 +96,6 @@ def _share(ground_truth: Any, response: str, thinking: bool, semantics: str = "p
     return sum(followed) / max(len(followed), 1)
 
 
-# --- verl ----------------------------------------------------------------------------------------
-
-
 def compute_score(
     data_source: str,
     solution_str: str,
@@ -111,9 +105,6 @@ def compute_score(
 ) -> float:
     """verl's reward function; `ground_truth` is that of the row's ``reward_model``."""
     return _share(ground_truth, solution_str, thinking)
-
-
-# --- the verifiers library -----------------------------------------------------------------------
 
 
 def constraints_followed(
@@ -126,9 +117,6 @@ def constraints_followed(
     if not truth:
         raise ValueError("no ground truth: neither 'answer' nor info['ground_truth'] is there")
     return _share(truth, completion_text(completion), thinking)
-
-
-# --- NeMo Gym ------------------------------------------------------------------------------------
 
 
 def gym_row(instance: Instance, grading_mode: str = "fraction") -> dict[str, Any]:

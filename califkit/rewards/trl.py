@@ -43,8 +43,8 @@ class CalifReward:
     constraints), ``constraints`` (as `califkit.data.rows.constraints_json` writes it), ``l0`` and
     ``l1`` (nats per token; a few may be missing, as None or NaN). Optional: ``key``, for logs and
     messages, ``anchor_tokens`` (length of the constrained anchor, for a warning), and
-    ``anchor_r_ver``, which ``bonus_requires_compliant_anchor`` needs. After the
-    trainer is built, `bind` finds its reference and checks its data::
+    ``anchor_r_ver``, which ``bonus_requires_compliant_anchor`` needs. After the trainer is built,
+    `bind` finds its reference and checks its data::
 
         reward = CalifReward(alpha=0.1)
         trainer = GRPOTrainer(model=path, reward_funcs=reward, args=config, train_dataset=rows)
@@ -56,14 +56,12 @@ class CalifReward:
 
     Parameters
     ----------
-    alpha
-        Size of the bonus; not used by ``if_rlvr``.
     method
         One of `califkit.runs.settings.Method`; also the name under which the trainer logs the
         reward. Those that do not pay by l, ``if_rlvr`` and the judges, log l and zones all the
         same.
-    reversed_bounds, ceiling_margin, bonus_requires_compliant_anchor
-        Options of `califkit.rewards.rules.RewardRule`.
+    alpha, reversed_bounds, ceiling_margin, bonus_requires_compliant_anchor
+        As in `califkit.rewards.rules.RewardRule`.
     judge, tau
         For ``self_judge`` and ``stronger_judge``, which need both: a `califkit.judges.judge.Judge`
         or the like, and the score to exceed; see `califkit.rewards.judge`. Each process judges its

@@ -14,11 +14,11 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from califkit.anchors.region import read_bound
-from califkit.data.rows import constraints_json, read_constraints
+from califkit.data.rows import constraints_json
 from califkit.models.likelihood import ReferenceScorer
 from califkit.models.reasoning import text_answer
 from califkit.models.resolve import load_model, load_tokenizer, resolve
+from califkit.rewards.checks import check_row
 from califkit.rewards.rules import RewardRule
 from califkit.rewards.score import score_answers
 from califkit.verifiers import Constraint
@@ -74,9 +74,9 @@ class CalifVerlReward:
         """One dict a rollout, in the order given: ``score`` (the reward) and, for the logs,
         ``r_ver``, ``l`` (nats per token, NaN for an empty answer), and 1 or 0 for ``inside`` and
         ``above`` the region and for ``reversed`` bounds."""
-        rows = [_row(info, self.rule.method) for info in infos]
-        requests, l0, l1 = zip(*rows, strict=True) if rows else ((), (), ())
-        constraints = [read_constraints(truth) for truth in ground_truths]
+        pairs = zip(infos, ground_truths, strict=True)
+        rows = [_row(info, truth, self.rule.method) for info, truth in pairs]
+        requests, constraints, l0, l1 = zip(*rows, strict=True) if rows else ((), (), (), ())
         answers = [
             text_answer(text, self._scorer.tokenizer, thinking=self.thinking, end=self.end)
             for text in texts
@@ -96,21 +96,18 @@ class CalifVerlReward:
         ]
 
 
-def _row(info: Any, method: str) -> tuple[str, float, float]:
-    """Request, l0 and l1 of an ``extra_info``; a bound of None is missing."""
+def _row(info: Any, truth: Any, method: str) -> tuple[str, tuple[Constraint, ...], float, float]:
+    """Request, constraints, l0 and l1 of a rollout; a bound of None is missing."""
     if not isinstance(info, Mapping):
         raise ValueError(f"extra_info must be a mapping, not {info!r:.200}")
     where = f"extra_info of row {info.get('index')!r}"
     if missing := [name for name in ("request", "l0", "l1") if name not in info]:
         raise ValueError(f"{where} lacks {', '.join(missing)}; it has {', '.join(info)}")
-    request = info["request"]
-    if not isinstance(request, str) or not request.strip():
-        raise ValueError(f"{where}: request must be text, not {request!r}")
     try:
-        l0, l1 = (read_bound(info[name], name, method) for name in ("l0", "l1"))
+        constraints, numbers = check_row({**info, "constraints": truth}, method)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
-    return request, l0, l1
+    return info["request"], constraints, numbers["l0"], numbers["l1"]
 
 
 def _reward(options: dict[str, Any]) -> CalifVerlReward:

@@ -160,7 +160,7 @@ def test_answers_are_scored_given_their_own_request_and_given_others(tiny, stage
 
 
 def test_a_run_that_was_interrupted_ends_with_the_same_rows(stage_of, monkeypatch):
-    monkeypatch.setattr("califkit.evaluation.identification._BATCH", 5)
+    monkeypatch.setattr("califkit.evaluation.scores._BATCH", 5)
     stage = stage_of(TEXTS)
     run = identify_responses("test", stage, Execution())
     whole = read_jsonl(run.folder / IDENTIFICATION)

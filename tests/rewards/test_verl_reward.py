@@ -216,9 +216,8 @@ def test_a_row_survives_the_parquet_file(tmp_path):
         assert row["prompt"] == [{"role": "user", "content": "Describe the sea. No comma."}]
         assert read_constraints(row["reward_model"]["ground_truth"]) == (constraint,)
         extra = row["extra_info"]
-        assert verl._row(extra, "calif") == pytest.approx(
-            (REQUEST, math.nan if i else -2.5, -1.5), nan_ok=True
-        )
+        assert (extra["request"], extra["l1"]) == (REQUEST, -1.5)
+        assert extra["l0"] == (None if i else -2.5)
         score = compute_score(
             row["data_source"], "Deep.", row["reward_model"]["ground_truth"], extra, **MODEL
         )
