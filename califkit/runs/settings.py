@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from califkit import CalifkitError
+from califkit.runs.durations import checked_durations
 from califkit.runs.judge_settings import JudgeModel, JudgeSettings
 from califkit.runs.types import Count, Frozen, Positive, Seed, Share
 
@@ -244,7 +245,8 @@ class Execution(Frozen):
     draws from a seed of its own, so a training run cannot be continued with another number.
     ``workers`` is the number of local jobs at a time. ``tokens_per_pass`` bounds the memory of the
     scorer. ``deepspeed`` is the path of a DeepSpeed configuration, ``report_to`` lists trackers
-    beside the log that is always written.
+    beside the log that is always written. ``slurm`` holds options of submitit; durations among them
+    are numbers of the unit in their name, or texts such as ``36h`` (`califkit.runs.durations`).
     """
 
     cluster: Literal["local", "slurm"] = "local"
@@ -282,6 +284,11 @@ class Execution(Frozen):
                 f"{differences}"
             )
         return settings
+
+    @field_validator("slurm")
+    @classmethod
+    def _durations_have_one_meaning(cls, value: dict[str, Any]) -> dict[str, Any]:
+        return checked_durations(value)
 
     @field_validator("judges")
     @classmethod

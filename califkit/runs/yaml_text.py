@@ -18,6 +18,15 @@ class YamlError(CalifkitError, ValueError):
     """YAML that cannot be read; one line that says why."""
 
 
+class _Loader(yaml.SafeLoader):
+    """``72:00:00`` is text, not the number 259200 as in YAML 1.1, whose base 60 nobody means."""
+
+    def resolve(self, kind: type, value: Any, implicit: Any) -> str:
+        tag = super().resolve(kind, value, implicit)
+        is_number = tag.endswith((":int", ":float"))
+        return self.DEFAULT_SCALAR_TAG if is_number and ":" in value else tag
+
+
 def read_yaml(source: Path | str) -> Any:
     """The content of a YAML file, or of a text.
 
@@ -32,7 +41,7 @@ def read_yaml(source: Path | str) -> Any:
     if len(text) > MAX_BYTES:
         raise YamlError(f"longer than {MAX_BYTES} bytes")
     try:
-        value = yaml.safe_load(text.decode("utf-8"))
+        value = yaml.load(text.decode("utf-8"), _Loader)  # noqa: S506 (a safe one)
     except (yaml.YAMLError, ValueError) as error:  # a ValueError: no UTF-8, no such date
         raise YamlError(one_line(error)) from error
     except RecursionError as error:

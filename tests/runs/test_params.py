@@ -9,6 +9,7 @@ from califkit.judges.rubrics import BENCHMARKS
 from califkit.runs.params import Settings, load_params
 from califkit.runs.settings import RUBRICS, ParamsError
 from califkit.runs.stages import AnchorStage, GenerateStage, ScoreStage, TrainStage, stage_hash
+from califkit.runs.yaml_text import read_yaml
 
 PARAMS = Path(__file__).resolve().parents[2] / "params"
 
@@ -122,6 +123,62 @@ def test_wrong_values_are_refused_with_file_key_and_value(write, settings, key, 
     message = refusal(write(settings))
     assert f": {key}: " in message
     assert f"got {value}" in message or f"{value}" in message.partition("(got ")[2]
+
+
+def write_slurm(write, line: str) -> Path:
+    return write(f"profile: test\nsettings:\n  execution:\n    slurm:\n      {line}\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("timeout_min: 4320", {"timeout_min": 4320}),
+        ("timeout_min: 1440", {"timeout_min": 1440}),
+        ("timeout_min: 72h", {"timeout_min": 4320}),
+        ("timeout_min: 3 d", {"timeout_min": 4320}),
+        ("timeout_min: 90 min", {"timeout_min": 90}),
+        ("timeout_min: '3600'", {"timeout_min": 3600}),
+        ("slurm_time: 36h", {"slurm_time": 2160}),
+        ("slurm_signal_delay_s: 2m", {"slurm_signal_delay_s": 120}),
+        ("signal_delay_s: 3600", {"signal_delay_s": 3600}),
+        (
+            "slurm_additional_parameters: {time-min: 2h, qos: long}",
+            {"slurm_additional_parameters": {"time-min": 120, "qos": "long"}},
+        ),
+    ],
+)
+def test_a_duration_is_a_number_of_its_unit_or_says_its_own(write, line, expected):
+    assert load_params(write_slurm(write, line)).settings.execution.slurm == expected
+
+
+@pytest.mark.parametrize("quote", ["", "'"])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("timeout_min", "72:00:00"),
+        ("timeout_min", "24:00"),
+        ("timeout_min", "1-12:00:00"),
+        ("slurm_time", "1:30:00"),
+        ("signal_delay_s", "2:00"),
+    ],
+)
+def test_a_clock_time_is_no_duration(write, quote, key, value):
+    message = refusal(write_slurm(write, f"{key}: {quote}{value}{quote}"))
+    assert f"settings.execution.slurm: {key} = '{value}': ambiguous" in message
+    unit = "s" if key.endswith("_s") else "min"
+    assert f"write a whole number of {unit}, or number and unit as text, such as 36h" in message
+
+
+@pytest.mark.parametrize("value", [259200, 43200, 3600, 5400, 0, -5, 90.0, "90 s", "long", [60]])
+def test_what_yaml_makes_of_a_clock_time_is_refused_too(value):
+    """papermill reads params files itself, with base 60: 72:00:00 comes as 259200."""
+    with pytest.raises(ParamsError, match=r"slurm: timeout_min = .*write a whole number of min"):
+        load_params("cpu", {"execution": {"slurm": {"timeout_min": value}}})
+
+
+def test_only_clock_times_are_read_otherwise_than_by_yaml():
+    text = "{a: 1:30, b: 1:30.5, c: 0x10, d: 1_000, e: 1.5e+3, f: 2026-12-01 10:00:00, g: '1:2'}"
+    assert read_yaml(text) == yaml.safe_load(text) | {"a": "1:30", "b": "1:30.5"}
 
 
 @pytest.mark.parametrize(
