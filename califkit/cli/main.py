@@ -39,10 +39,7 @@ Override = Annotated[
 ]
 
 
-anchors_app = typer.Typer(
-    invoke_without_command=True,
-    help="Measure l0 and l1 of the training prompts under the reference, or report on them.",
-)
+anchors_app = typer.Typer(invoke_without_command=True)
 app.add_typer(anchors_app, name="anchors")
 
 

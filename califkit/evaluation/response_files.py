@@ -197,12 +197,8 @@ def open_responses(
     filter
         Take only the samples of this filter of lm-eval.
 
-    Raises
-    ------
-    DataError
-        If the file cannot be read, holds no usable row, mixes rows with and without their own
-        constraints, or has no response to any prompt; with ``raise`` also for an unusable row.
-        The message names file, line, key and value.
+    `DataError` names file, line, key and value: of a file that cannot be read, holds no usable row,
+    mixes rows with and without their own constraints, or has no response to any prompt.
     """
     path = _file(path)
     first = _first_row(path)

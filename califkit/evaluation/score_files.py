@@ -115,15 +115,9 @@ def score_file(
     ``responses`` are opened for scoring; ``rows`` are those of them to score (None: all). The
     output, which is also returned, gets a `Scored` a response, in their order, and beside it
     ``<output>.settings.json``, which says how they were made. ``tokens_per_pass`` (padded tokens in
-    one forward pass of the reference) bounds memory only.
-
-    Raises
-    ------
-    DataError
-        Before anything is written: token ids that the reference does not have, an output that was
-        made with other settings, or a damaged one.
-    ModelError
-        Before anything is written: a reference that cannot be used.
+    one forward pass of the reference) bounds memory only. Before anything is written: `ModelError`
+    for a reference that cannot be used, `DataError` for token ids that it does not have, and for an
+    output that was made with other settings or is damaged.
     """
     made_of = asdict(settings) | _identity(responses, rows)
     _check_output(output, made_of)
