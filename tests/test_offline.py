@@ -80,8 +80,8 @@ def test_the_pipeline_connects_nowhere(tmp_path):
         text=True,
     )
     assert result.returncode == 0, result.stdout + result.stderr
-    # Seven metrics and response quality, for the base model and the trained one; 2 x 4 rollouts.
-    assert result.stdout.splitlines()[-2:] == ["['base', 'calif'] 16 True True", "1 8"]
+    # Nine metrics and response quality, for the base model and the trained one; 2 x 4 rollouts.
+    assert result.stdout.splitlines()[-2:] == ["['base', 'calif'] 20 True True", "1 8"]
     # What the script tried on purpose, and nothing else.
     attempts = log.read_text().splitlines()
     assert attempts == ["connect 192.0.2.1", "getaddrinfo huggingface.co"]

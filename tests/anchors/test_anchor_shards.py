@@ -21,7 +21,7 @@ from califkit.runs.params import Params
 
 SHARD = """
 import sys
-from califkit.anchors import compute_anchors
+from califkit.anchors.measure import compute_anchors
 from califkit.runs.params import load_params
 file, index, count = sys.argv[1:]
 params = load_params(file)
