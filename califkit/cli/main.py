@@ -381,7 +381,7 @@ def _params(profile: str, override: list[str]) -> Params:
     for item in override:
         key, sign, text = item.partition("=")
         if not sign or not all(key.split(".")):
-            raise Unusable(f"--set {item!r}: expected KEY=VALUE, e.g. training.steps=5")
+            raise Unusable(f"--set {short(item)}: expected KEY=VALUE, e.g. training.steps=5")
         try:
             value = read_yaml(text)
         except YamlError as error:
@@ -391,7 +391,7 @@ def _params(profile: str, override: list[str]) -> Params:
         for group in groups:
             place = place.setdefault(group, {})
             if not isinstance(place, dict):
-                raise Unusable(f"--set {item!r}: {group} was set to {place!r} before")
+                raise Unusable(f"--set {short(item)}: {group} was set to {place!r} before")
         place[name] = value
     return load_params(profile, settings or None)
 

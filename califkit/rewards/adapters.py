@@ -24,7 +24,7 @@ from typing import Any
 
 from califkit.data.rows import Instance, read_constraints
 from califkit.models.reasoning import graded_text
-from califkit.verifiers import verify_all
+from califkit.verifiers import ConstraintError, verify_all
 
 GRADING_MODES = ("binary", "fraction")
 
@@ -59,6 +59,42 @@ class VerifierReward:
         self.semantics = semantics
         self.thinking = thinking
         self.__name__ = "verifier" if semantics == "published" else f"verifier_{semantics}"
+
+    def bind(self, trainer: Any) -> None:
+        """Read the constraints of all rows of a trainer's data, so that one which cannot be used is
+        named now, not at the first step that comes to it; nothing else needs this.
+
+        Raises
+        ------
+        ConstraintError
+            With data set and row; or if the column is not there or would not reach the reward. Rows
+            of an ``IterableDataset`` cannot be read before.
+        """
+        from datasets import Dataset
+
+        if trainer.args.remove_unused_columns:
+            raise ConstraintError(
+                "remove_unused_columns=True would keep the constraints from the reward: set it to "
+                "False in the GRPOConfig"
+            )
+        evaluated = trainer.eval_dataset
+        evaluated = evaluated if isinstance(evaluated, Mapping) else {"": evaluated}
+        for dataset, name in (
+            (trainer.train_dataset, "training set"),
+            *((part, f"evaluation set {key}".rstrip()) for key, part in evaluated.items()),
+        ):
+            if not isinstance(dataset, Dataset):
+                continue
+            columns = [c for c in ("constraints", "ground_truth") if c in dataset.column_names]
+            if not columns:
+                raise ConstraintError(f"the {name} has no column 'constraints' or 'ground_truth'")
+            for i, truth in enumerate(dataset.with_format(None)[columns[0]]):
+                try:
+                    read_constraints(truth)
+                except ValueError as error:
+                    raise ConstraintError(
+                        f"row {i} of the {name}, {columns[0]}: {error}"
+                    ) from error
 
     def __call__(
         self,

@@ -36,6 +36,11 @@ def check_config(args: Any, peft_config: Any = None, *, bounds_temperature: floa
         raise RewardError(
             "sync_ref_model=True moves the reference that l0 and l1 were measured under"
         )
+    if args.remove_unused_columns:
+        raise RewardError(
+            "remove_unused_columns=True would keep request, constraints and bounds from the "
+            "reward: set it to False in the GRPOConfig"
+        )
     override = args.generation_kwargs or {}
     if "temperature" in override:
         raise RewardError(

@@ -193,13 +193,23 @@ def verl_row(
     l1: float | None,
     index: int = 0,
     split: str = "train",
+    method: str = "calif",
 ) -> dict[str, Any]:
     """A prompt (request and constraints, one user turn) as a row of verl's Parquet files; bounds as
-    `califkit.anchors.bounds.measure_bounds` gives them. ``index`` and ``split`` name it in logs."""
+    `califkit.anchors.bounds.measure_bounds` gives them. ``index`` and ``split`` name it in logs.
+
+    Raises
+    ------
+    ValueError
+        For what the reward of `method` would refuse at its first call.
+    """
+    truth = constraints_json(constraints)
+    info = {"index": index, "split": split, "request": request, "l0": l0, "l1": l1}
+    _row(info, truth, method)
     return {
         "data_source": "califkit",
         "prompt": [{"role": "user", "content": prompt}],
         "ability": "instruction_following",
-        "reward_model": {"style": "rule", "ground_truth": constraints_json(constraints)},
-        "extra_info": {"index": index, "split": split, "request": request, "l0": l0, "l1": l1},
+        "reward_model": {"style": "rule", "ground_truth": truth},
+        "extra_info": info,
     }

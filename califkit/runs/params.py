@@ -45,7 +45,7 @@ from califkit.runs.stages import (
 )
 from califkit.runs.text import short
 from califkit.runs.types import Frozen, Positive, Seed
-from califkit.runs.yaml_text import YamlError, read_yaml
+from califkit.runs.yaml_text import YamlError, check_size, read_yaml
 
 
 class Settings(Frozen):
@@ -236,6 +236,10 @@ def load_params(profile: str | Path = "cpu", settings: dict[str, Any] | None = N
     raw = read_params_file(path)
     params = _typed(raw, str(path))
     if settings is not None:
+        try:
+            check_size(settings)
+        except YamlError as error:
+            raise ParamsError(f"{path} with overrides: settings: {error}") from error
         params = _typed(merge(raw, {"settings": settings}), f"{path} with overrides")
     return params
 

@@ -12,6 +12,7 @@ from califkit.runs.text import one_line
 
 MAX_BYTES = 1 << 18
 MAX_NODES = 100_000
+MAX_DEPTH = 50
 
 
 class YamlError(CalifkitError, ValueError):
@@ -30,8 +31,8 @@ class _Loader(yaml.SafeLoader):
 def read_yaml(source: Path | str) -> Any:
     """The content of a YAML file, or of a text.
 
-    `YamlError` refuses also what is longer than `MAX_BYTES`, nested too deeply, or has aliases that
-    stand for more than `MAX_NODES` values (lists of lists of aliases grow exponentially).
+    `YamlError` refuses also what is longer than `MAX_BYTES`, nested deeper than `MAX_DEPTH`, or has
+    aliases that stand for more than `MAX_NODES` values (lists of lists of them grow exponentially).
     """
     if isinstance(source, Path):
         with source.open("rb") as file:
@@ -46,18 +47,22 @@ def read_yaml(source: Path | str) -> Any:
         raise YamlError(one_line(error)) from error
     except RecursionError as error:
         raise YamlError("nested too deeply") from error
-    _check_size(value)
+    check_size(value)
     return value
 
 
-def _check_size(value: Any) -> None:
-    waiting, n = [value], 0
+def check_size(value: Any) -> None:
+    """`YamlError` for a tree of more than `MAX_NODES` values or deeper than `MAX_DEPTH`."""
+    waiting, n, deepest = [(value, 0)], 0, 0
     while waiting:
         n += 1
         if n > MAX_NODES:
             raise YamlError(f"its aliases stand for more than {MAX_NODES} values")
-        item = waiting.pop()
+        item, depth = waiting.pop()
+        deepest = max(deepest, depth)
         if isinstance(item, dict):
-            waiting += [*item, *item.values()]
+            waiting += [(part, depth + 1) for pair in item.items() for part in pair]
         elif isinstance(item, list | tuple | set):
-            waiting += item
+            waiting += [(part, depth + 1) for part in item]
+    if deepest > MAX_DEPTH:
+        raise YamlError("nested too deeply")

@@ -15,6 +15,7 @@ from califkit.verifiers.registry import (
     AnyText,
     Count,
     Example,
+    Letter,
     Param,
     Positive,
     Relation,
@@ -105,12 +106,11 @@ def forbidden_words_literal(text: Text, forbidden_words: list[str] | str) -> boo
         {"letter": "z", "let_frequency": 2, "let_relation": "at least"}, "Pizza.", "Zoo."
     ),
 )
-def letter_frequency(text: Text, letter: str, let_frequency: Count, let_relation: Relation) -> bool:
+def letter_frequency(
+    text: Text, letter: Letter, let_frequency: Count, let_relation: Relation
+) -> bool:
     # Upstream counts a random letter in place of one outside a-z; here it is counted as it is.
-    letter = letter.strip().lower()
-    if len(letter) != 1:
-        raise ValueError(f"letter must be one character, not {letter!r}")
-    return compare(text.lower.count(letter), let_relation, let_frequency)
+    return compare(text.lower.count(letter.strip().lower()), let_relation, let_frequency)
 
 
 # --- language ----------------------------------------------------------------------------------

@@ -52,13 +52,15 @@ class Param:
     Written as ``Annotated[int, Param(minimum=0)]``. A parameter with a default in the signature
     may be left out; upstream draws missing values at random, we never do.
 
-    `allow_empty`: whether ``""`` and ``[]`` are accepted. The last three are filled in from the
+    `allow_empty`: whether ``""`` and ``[]`` are accepted; `letter`: whether a text has to be one
+    character, white space around it and case aside. The last three are filled in from the
     signature; ``int`` takes floats equal to integers, ``float`` integers, ``list`` strings only.
     """
 
     choices: tuple[Any, ...] | None = None
     minimum: int | None = None
     allow_empty: bool = False
+    letter: bool = False
     types: tuple[type, ...] = ()
     required: bool = True
     default: Any = None
@@ -72,6 +74,8 @@ class Param:
             raise ValueError(f"must be at least {self.minimum}")
         if not self.allow_empty and isinstance(value, (str, list)) and not value:
             raise ValueError("must not be empty")
+        if self.letter and len(value.strip().lower()) != 1:
+            raise ValueError("must be a single character")
         return value
 
     def describe(self) -> str:
@@ -81,6 +85,8 @@ class Param:
             words.append("one of " + ", ".join(map(str, self.choices)))
         if self.minimum is not None:
             words.append(f"at least {self.minimum}")
+        if self.letter:
+            words.append("a single character")
         if not self.required:
             words.append("optional")
         return ", ".join(words)
@@ -89,6 +95,7 @@ class Param:
 Count = Annotated[int, Param(minimum=0)]
 Positive = Annotated[int, Param(minimum=1)]
 Relation = Annotated[str, Param(choices=RELATIONS)]
+Letter = Annotated[str, Param(letter=True)]
 AnyText = Annotated[str, Param(allow_empty=True)]
 
 _TYPE_NAMES = {int: "an integer", float: "a number", str: "a string", list: "a list of strings"}

@@ -296,6 +296,11 @@ def test_a_setting_nested_deeply(refused):
     assert "--set 'alpha=[[[" in error and "the value is not readable: nested too deeply" in error
 
 
+def test_a_key_nested_deeply(refused):
+    assert "settings: nested too deeply" in refused("generate", "--set", f"{'a.' * 5000}b=1")
+    assert "settings: nested too deeply" in refused("generate", "--set", f"{'a.' * 60}b=1")
+
+
 def test_a_file_whose_name_is_not_unicode(tmp_path):
     path = write_rows(tmp_path / os.fsdecode(b"\xff.jsonl"), ROW)
     command = [sys.executable, "-m", "califkit.cli.main", "verify", path, "--processes", "1"]

@@ -162,6 +162,33 @@ def test_trl_reward_semantics_name_and_pickle():
         VerifierReward("fixed")
 
 
+def bound_to(rows, evaluated=None, **arguments):
+    """Binds the reward to a trainer with these data."""
+    from datasets import Dataset
+
+    made = [part and Dataset.from_dict(part) for part in (rows, evaluated)]
+    arguments = {"remove_unused_columns": False} | arguments
+    VerifierReward().bind(
+        SimpleNamespace(
+            args=SimpleNamespace(**arguments), train_dataset=made[0], eval_dataset=made[1]
+        )
+    )
+
+
+def test_bind_names_the_row_that_no_reward_could_read():
+    letter = '[{"id": "keywords:letter_frequency", "kwargs": {"letter": "ab", "let_frequency": 1, '
+    letter += '"let_relation": "at least"}}]'
+    bound_to({"constraints": [JSON, JSON]}, {"ground_truth": [GROUND_TRUTH]})
+    with pytest.raises(ValueError, match="row 1 of the training set, constraints: .*letter.*'ab'"):
+        bound_to({"constraints": [JSON, letter]})
+    with pytest.raises(ValueError, match="row 0 of the evaluation set, ground_truth: "):
+        bound_to({"constraints": [JSON]}, {"ground_truth": ["[{'instruction_id': ['no:id']}]"]})
+    with pytest.raises(ValueError, match="the training set has no column 'constraints' or"):
+        bound_to({"key": ["a"]})
+    with pytest.raises(ValueError, match="remove_unused_columns=True"):
+        bound_to({"constraints": [JSON]}, remove_unused_columns=True)
+
+
 @pytest.mark.slow
 def test_trl_trains_one_step_with_it(tmp_path):
     from datasets import Dataset
@@ -197,6 +224,7 @@ def test_trl_trains_one_step_with_it(tmp_path):
         train_dataset=Dataset.from_list(rows),
         processing_class=load_tokenizer(model),
     )
+    verifier_reward.bind(trainer)
     trainer.train()
     logged = next(entry for entry in trainer.state.log_history if "reward" in entry)
     assert logged["rewards/verifier/mean"] == pytest.approx(0.5)

@@ -540,6 +540,7 @@ class TestConfig:
         ("changes", "message"),
         [
             ({"sync_ref_model": True, "beta": 0.1}, "sync_ref_model=True moves the reference"),
+            ({"remove_unused_columns": True}, "remove_unused_columns=True would keep request"),
             ({"temperature": 0.9}, "temperature=0.9, but the answers .* were drawn at 1.0"),
             ({"generation_kwargs": {"temperature": 0.9}}, "generation_kwargs has temperature=0.9"),
             (

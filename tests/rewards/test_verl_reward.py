@@ -202,6 +202,28 @@ def test_a_misspelt_option_is_an_error_and_what_verl_adds_is_not():
     assert score["score"] == pytest.approx(1.1)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"l0": float("inf")}, "extra_info of row 7: l0 must be a finite number"),
+        ({"l1": 0.5}, "l1 must be at most 0"),
+        ({"constraints": []}, "constraints"),
+        ({"request": " "}, "request must be text"),
+    ],
+)
+def test_a_row_that_the_reward_would_refuse_is_not_written(changes, message):
+    row = {
+        "prompt": f"{REQUEST} No comma.",
+        "request": REQUEST,
+        "constraints": [Constraint("punctuation:no_comma")],
+        "l0": -2.5,
+        "l1": -1.5,
+    }
+    assert verl_row(**row, index=7)["extra_info"]["l0"] == -2.5
+    with pytest.raises(ValueError, match=message):
+        verl_row(**row | changes, index=7)
+
+
 def test_a_row_survives_the_parquet_file(tmp_path):
     import pandas as pd
     from datasets import Dataset

@@ -176,6 +176,15 @@ def test_what_yaml_makes_of_a_clock_time_is_refused_too(value):
         load_params("cpu", {"execution": {"slurm": {"timeout_min": value}}})
 
 
+def test_settings_from_elsewhere_are_refused_when_they_are_nested_too_deeply():
+    """A notebook's settings, or ``--set a.a.a...=1``, come as a tree."""
+    tree = {}
+    for _ in range(5000):
+        tree = {"a": tree}
+    with pytest.raises(ParamsError, match="cpu.yaml with overrides: settings: nested too deeply"):
+        load_params("cpu", tree)
+
+
 def test_only_clock_times_are_read_otherwise_than_by_yaml():
     text = "{a: 1:30, b: 1:30.5, c: 0x10, d: 1_000, e: 1.5e+3, f: 2026-12-01 10:00:00, g: '1:2'}"
     assert read_yaml(text) == yaml.safe_load(text) | {"a": "1:30", "b": "1:30.5"}

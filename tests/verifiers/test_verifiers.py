@@ -465,6 +465,15 @@ def test_unusual_letter_is_counted_as_it_is():
         assert not verify(Constraint(id, kwargs), "###")
 
 
+@pytest.mark.parametrize("id", ["keywords:letter_frequency", "letters:letter_counting2"])
+@pytest.mark.parametrize("letter", ["ab", "e e", " ", "\u0130"])  # the last in lower case is two
+def test_a_letter_is_one_character(id, letter):
+    kwargs = {"letter": letter, "let_frequency": 1, "let_relation": "at least"}
+    with pytest.raises(ConstraintError, match=rf"{id}: parameter 'letter' = .* a single character"):
+        Constraint(id, kwargs)
+    assert verify(Constraint(id, kwargs | {"letter": " E "}), "Tea")
+
+
 # --- reasoning and reward ----------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("prediction", "answer"),
