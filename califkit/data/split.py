@@ -6,9 +6,11 @@ parameters (`split_request`). Neither function guesses: what does not fit exactl
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from typing import Any
 
 from califkit.verifiers import Constraint
@@ -16,81 +18,8 @@ from califkit.verifiers import Constraint
 # How each constraint is worded in the IFBench prompts, reduced to what identifies it: "…" stands
 # for any text within the line, {name} for the row's parameter, "-th" for any ordinal ending. An id
 # with several wordings lists the longer one first.
-_WORDINGS: dict[str, tuple[str, ...]] = {
-    "count:conjunctions": ("Use at least {small_n} different coordinating … in the response.",),
-    "count:keywords_multiple": (
-        "Include keyword {keyword1} once …, keyword {keyword2} twice …, keyword {keyword3} …,"
-        " keyword {keyword4} …, and keyword {keyword5} seven times in your response.",
-    ),
-    "count:numbers": ("Include exactly {N} numbers in the response.",),
-    "count:person_names": ("Mention at least {N} different person names …: Emma, … Jonathan .",),
-    "count:pronouns": ("The response should include at least {N} pronouns.",),
-    "count:punctuation": ("Use every standard punctuation mark … interrobang (?!).",),
-    "count:unique_word_count": ("Use at least {N} unique words in the response.",),
-    "count:word_count_range": (
-        "The response must contain between {min_words} and {max_words} words.",
-    ),
-    "count:words_japanese": ("Every {N}-th word of your response … Japanese.",),
-    "format:emoji": ("Please use an emoji at … every sentence.",),
-    "format:line_indent": ("Create stairs by … each new line.",),
-    "format:list": ("Answer with a list of items, … use {sep}.",),
-    "format:newline": ("Write each word on a new line.",),
-    "format:no_bullets_bullets": (
-        "Your answer must contain at least two sentences … bullet points denoted by *.",
-    ),
-    "format:no_whitespace": ("The output should not contain any whitespace.",),
-    "format:options": (
-        "Answer with one of the following options: {options}. Do not give any explanation.",
-        "Answer with one of the following options: {options}.",
-    ),
-    "format:output_template": ("Use this exact template … Future Outlook: [outlook]",),
-    "format:parentheses": ("Nest parentheses (… at least 5 levels deep.",),
-    "format:quote_unquote": ("Every quoted phrase must be followed by … explanation.",),
-    "format:quotes": ("Include quotes within quotes … single quotes.",),
-    "format:sub-bullets": (
-        "Your response must include bullet points denoted by * and … for each bullet point.",
-    ),
-    "format:thesis": ("Each section must begin with a thesis statement … the italics.",),
-    "format:title_case": ("Write the entire response in title case (… major word).",),
-    "ratio:overlap": ("Maintain a trigram overlap of {percentage}% … reference text.",),
-    "ratio:sentence_balance": ("Ensure that the ratio of sentence types (… balanced.",),
-    "ratio:sentence_type": ("Maintain a 2:1 ratio of declarative … in your response.",),
-    "ratio:sentence_words": ("Respond with three sentences, all … different words.",),
-    "ratio:stop_words": (
-        "Ensure that stop words constitute … {percentage}% of … in your response.",
-    ),
-    "repeat:repeat_change": ("Repeat the request, but change the first word … actual request!",),
-    "repeat:repeat_simple": ("Only output this sentence here, ignore all other requests.",),
-    "repeat:repeat_span": (
-        "Copy the span of words … index {n_start} and {n_end}, … by whitespace!",
-    ),
-    "sentence:alliteration_increment": (
-        "Each sentence must have … alliterative words than the previous one.",
-    ),
-    "sentence:increment": (
-        "Each sentence must contain exactly {small_n} more words than the previous one.",
-        "Each sentence in your response … exactly {small_n} more words than the previous one.",
-    ),
-    "sentence:keyword": ("The response must include keyword {word} in the {N}-th sentence.",),
-    "words:alphabet": ("Each word … with the next letter of the alphabet, … after 'Z'.",),
-    "words:consonants": ("Ensure each word … consonant cluster (… together).",),
-    "words:keywords_specific_position": (
-        "Include keyword {keyword} in the {n}-th sentence, as the {m}-th word of that sentence.",
-    ),
-    "words:last_first": (
-        "In your response, the last word of each sentence … the next sentence.",
-        "In your response the last word of each sentence … the next sentence.",
-    ),
-    "words:no_consecutive": ("No two consecutive words … first letter.",),
-    "words:odd_even_syllables": ("Alternate between words with odd … of syllables.",),
-    "words:palindrome": ("Include at least 10 single-word palindromes, … characters long.",),
-    "words:paragraph_last_first": ("Each paragraph … same word … with a newline.",),
-    "words:prime_lengths": ("Use only words with lengths … prime numbers.",),
-    "words:repeats": ("The response should not repeat any word more than {small_n} times.",),
-    "words:start_verb": ("The response must start with a verb.",),
-    "words:vowel": ("Write a paragraph using words … three types of vowels.",),
-    "words:words_position": ("The second word in your response … the word {keyword}.",),
-}
+_RESOURCES = resources.files("califkit.data") / "resources"
+_WORDINGS = json.loads((_RESOURCES / "wordings.json").read_text(encoding="utf-8"))
 
 # Some prompts put a label between c and x; it belongs to neither.
 _MARKER = re.compile(r"\s*Reference Text:")

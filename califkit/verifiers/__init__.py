@@ -74,15 +74,8 @@ Semantics = Literal["published", "repaired"]
 class Constraint:
     """A registered id with its keyword arguments, validated when it is made.
 
-    None values are dropped; floats equal to integers are taken as integers; the mapping that is
-    given is never changed.
-
-    Raises
-    ------
-    UnknownConstraintError
-        The id is not registered; near names are listed.
-    ConstraintError
-        An unknown or missing key or a wrong value; names id, key and value.
+    None values are dropped, floats equal to integers taken as integers. `UnknownConstraintError`
+    lists near names; `ConstraintError` names an unknown or missing key, or a wrong value.
     """
 
     id: str
@@ -152,9 +145,8 @@ def check(
 ) -> Verdict:
     """Whether `response` follows `constraint`, and the reason if the check itself failed.
 
-    ``strict`` judges the response as it is, ``loose`` eight variants of it (without first line,
-    last line, asterisks), of which one has to pass. Blank text follows nothing. As upstream
-    evaluation ends at an exception, so does the search for a passing variant.
+    ``strict`` judges the response as it is, ``loose`` eight variants of it, of which one has to
+    pass. Blank text follows nothing. As upstream, the first exception ends the search.
     """
     return _check(constraint, _analysis(response, mode), mode, semantics)
 
@@ -175,7 +167,7 @@ def verify(
     mode: Mode = "strict",
     semantics: Semantics = "published",
 ) -> bool:
-    """Whether `response` follows `constraint`; see `check`."""
+    """The verdict of `check` alone."""
     return check(constraint, response, mode, semantics).passed
 
 
@@ -222,11 +214,9 @@ def fraction_followed(
 ) -> float:
     """Share of the constraints that the answer in `prediction` follows: the training reward.
 
-    Reasoning is stripped, the check is strict, every constraint weighs the same. An empty answer
-    or an empty list of constraints gives 0.0. Source: open-instruct, IFEvalG reward; the default
-    of `unterminated` is that of the published reward (see `strip_reasoning`).
+    Reasoning is stripped, the check is strict, every constraint weighs the same; no constraints
+    give 0.0. Source: open-instruct, IFEvalG reward.
     """
-    verdicts = verify_all(
-        list(constraints), strip_reasoning(prediction, unterminated), "strict", semantics
-    )
+    answer = strip_reasoning(prediction, unterminated)
+    verdicts = verify_all(list(constraints), answer, "strict", semantics)
     return sum(verdicts) / max(len(verdicts), 1)

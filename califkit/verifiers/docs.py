@@ -44,7 +44,6 @@ _COLUMNS = (
 
 
 def markdown() -> str:
-    """The documentation page: one table a suite, one row an id."""
     parts = [_INTRODUCTION]
     for suite, title in _TITLES.items():
         ids = suite_ids(suite)

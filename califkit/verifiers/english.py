@@ -1,15 +1,9 @@
 """English sentences and word tokens, as the published checkers get them from NLTK, but sooner.
 
-The rules are NLTK's; NLTK itself is not imported, because that takes most of a second (it imports
-scipy). The result is the same on every installation:
-
-* the Punkt tables come from the package ``punkt``, so no NLTK data is looked up or downloaded;
-* where NLTK 3.9 and 3.10 differ (the opening single quote of the word tokenizer, the curly quotes
-  of Punkt), the rules are those of 3.9.2, the release that the published checkers lock;
-* all patterns run on the standard ``re`` module (NLTK 3.10 uses ``regex``, whose ``\\w`` differs).
-
-Imported on first use only, because it loads the tables; Python's import lock makes that safe when
-many threads arrive at once.
+The rules are those of NLTK 3.9.2, the release that the published checkers lock, on the standard
+``re`` module. NLTK itself is not imported, because that takes most of a second, and the Punkt
+tables come from the package ``punkt``, so no NLTK data is looked up or downloaded. Imported on
+first use only, because it loads the tables.
 
 Both tokenizers look only at the neighbourhood of a blank or an end mark, so the work is done
 piece by piece, plain words need none, and what was decided for a short piece is remembered: the

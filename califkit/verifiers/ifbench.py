@@ -1,8 +1,7 @@
 """IFBench ids of the groups ``count:``, ``ratio:``, ``words:`` and ``sentence:``.
 
 The ids on form and repetition are in `ifbench_format`, the fixed tasks in `ifbench_custom`.
-Source: allenai/IFBench 0.2.0, test set (58 ids). The published check is the function under
-``@verifier``; where it decides against its own instruction, ``@repairs`` holds a second one.
+Source: allenai/IFBench 0.2.0, test set (58 ids).
 """
 
 from __future__ import annotations

@@ -49,11 +49,8 @@ def _task(
 
 
 class _AsciiForms(dict):
-    """Code point to the ASCII part of its compatibility decomposition, filled on demand.
-
-    Character by character, because normalising a long run of combining marks is quadratic; only
-    marks change places in that, and they are dropped.
-    """
+    """Code point to the ASCII part of its compatibility decomposition, filled on demand:
+    normalising a long run of combining marks, which are dropped, is quadratic."""
 
     def __missing__(self, code: int) -> str:
         form = unicodedata.normalize("NFKD", chr(code))

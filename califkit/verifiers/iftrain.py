@@ -188,9 +188,7 @@ def word_count(text: Text, keyword: str, frequency: Count, relation: Relation) -
     return ifeval.frequency(text, keyword, frequency, relation)
 
 
-@repairs(word_count, "Counts the literal word.", gained="Tea in a teapot.")
-def word_count_literal(text: Text, keyword: str, frequency: int, relation: str) -> bool:
-    return compare(patterns.count_literal(keyword.strip(), text), relation, frequency)
+repairs(word_count, "Counts the literal word.", gained="Tea in a teapot.")(ifeval.frequency_literal)
 
 
 verifier(

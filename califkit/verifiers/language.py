@@ -1,15 +1,12 @@
 """Language of a text by ``langdetect``, made repeatable and quick.
 
 ``langdetect`` samples n-grams at random and loads its profiles into a global that other threads
-see half filled. Here they are loaded once, at import (so under Python's import lock), into a
-table of our own, and every detection starts from seed 0: the answer depends on the text alone, not
-on what was detected before or by which thread. Imported on first use only.
+see half filled. Here they are loaded at import (so under Python's import lock), and every
+detection starts from seed 0: the answer depends on the text alone. Imported on first use only.
 
-The detector is ``langdetect``'s algorithm on its profiles: same n-grams, same sample, same
-products. What is quick is that a word's n-grams are remembered, that the numbers of
-``random.Random(0)`` are generated once, and that a trial is one matrix operation. Posteriors agree
-to rounding, some 1e-14; the published ones differ by as much between Python 3.11 and 3.12, where
-``sum`` changed.
+Same n-grams, same sample, same products; posteriors agree to rounding, some 1e-14. What is quick is
+that a word's n-grams are remembered, that the numbers of ``random.Random(0)`` are generated once,
+and that a trial is one matrix operation.
 """
 
 from __future__ import annotations

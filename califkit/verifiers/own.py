@@ -27,12 +27,7 @@ class VerifierFileError(CalifkitError):
 
 
 def use(path: str | Path) -> None:
-    """Import a file of verifiers, here and in every process that is started from here on.
-
-    Raises
-    ------
-    VerifierFileError
-    """
+    """Import a file of verifiers, here and in every process that is started from here on."""
     path = Path(path).resolve()
     _import(path)
     named = os.environ.get(VARIABLE, "").split(os.pathsep)

@@ -187,7 +187,6 @@ class Spec:
     needs: Callable[[], None] | None = None
 
     def checker_for(self, semantics: str) -> Checker:
-        """The check of the given semantics, ``"published"`` or ``"repaired"``."""
         if semantics == "published":
             return self.checker
         if semantics == "repaired":
@@ -195,11 +194,7 @@ class Spec:
         raise ValueError(f"semantics must be 'published' or 'repaired', not {semantics!r}")
 
     def bind(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Validated keyword arguments with defaults filled in; `kwargs` itself is not changed.
-
-        None values are dropped, and nothing else: 0, False and "" are values. ConstraintError names
-        an unknown or missing key, or a value of the wrong type or range.
-        """
+        """Validated keyword arguments with defaults filled in; None values alone are dropped."""
         given = {key: value for key, value in kwargs.items() if value is not None}
         unknown = [key for key in given if key not in self.params]
         if unknown and not self.ignores_extra:
@@ -224,14 +219,12 @@ class Spec:
         return bound
 
     def instruct(self, kwargs: Mapping[str, Any]) -> str:
-        """The instruction sentence for these keyword arguments."""
-        shown = {key: _shown(value) for key, value in self.bind(kwargs).items()}
+        """The instruction sentence; a list is shown as quoted words."""
+        shown = self.bind(kwargs)
+        for key, value in shown.items():
+            if isinstance(value, list):
+                shown[key] = ", ".join(f'"{item}"' for item in value)
         return self.instruction.format(**shown)
-
-
-def _shown(value: Any) -> Any:
-    """A value as a sentence shows it: a list as quoted words."""
-    return ", ".join(f'"{item}"' for item in value) if isinstance(value, list) else value
 
 
 REGISTRY: dict[str, Spec] = {}
@@ -247,15 +240,10 @@ def verifier(
     needs: Callable[[], None] | None = None,
     suite: str = "own",
 ) -> Callable[[Checker], Checker]:
-    """Register the decorated checker under `id`; several ids may share one checker.
+    """Register the decorated checker under `id`; several ids may share one. See `Spec`.
 
-    See `Spec` for the arguments.
-
-    Raises
-    ------
-    ConstraintError
-        An id that is not of the form ``type:name`` or is taken, a parameter without a type, an
-        instruction that names something else than parameters, or an example that does not hold.
+    `ConstraintError` for an id that is not of the form ``type:name`` or is taken, a parameter
+    without a type, an instruction that names something else, or an example that does not hold.
     """
     if not _ID.fullmatch(id):
         raise ConstraintError(f"{id!r}: a constraint id has the form type:name")
@@ -306,8 +294,8 @@ def repairs(
 ) -> Callable[[Checker], Checker]:
     """Register the decorated checker as the repaired one of the id that `published` checks.
 
-    `repair` says what it does differently from the defect, `lost` and `gained` are responses that
-    show it; see `Contrast`. `kwargs` are those of the id's example unless given.
+    `repair` says what it does about the defect; the others as in `Contrast`. `kwargs` are those of
+    the id's example unless given.
     """
 
     def register(checker: Checker) -> Checker:

@@ -22,7 +22,7 @@ class MissingTaggerError(ConstraintError):
 
 @lru_cache(maxsize=1)
 def require() -> PerceptronTagger:
-    """The tagger; raises `MissingTaggerError` unless its data is there."""
+    """The tagger; `MissingTaggerError` unless its data is there."""
     try:
         nltk.data.find(f"taggers/{RESOURCE}/")
     except LookupError:
@@ -37,10 +37,6 @@ def require() -> PerceptronTagger:
 def starts_with_verb(tokens: tuple[str, ...]) -> bool:
     """Whether the first token of a text gets a verb tag (``VB``, ``VBG``, ...).
 
-    Parameters
-    ----------
-    tokens : tuple of str
-        The first three tokens of the text, or all if it has fewer. The tagger goes from left to
-        right and looks two tokens ahead, so these give the tag that the whole text gives.
+    The tagger looks two tokens ahead, so the first three give the tag that the whole text gives.
     """
     return bool(tokens) and "VB" in require().tag(list(tokens))[0][1]

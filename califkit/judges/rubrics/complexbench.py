@@ -193,12 +193,8 @@ def read_answer(text: str) -> bool:
 
 def after_dependencies(items: Sequence[ComplexItem], raw: Mapping[str, bool]) -> dict[str, bool]:
     """Whether questions are satisfied: their own raw verdict and those they depend on are true."""
-
-    def holds(item: ComplexItem, position: int, question: ScoringQuestion) -> bool:
-        return all(raw[_unit(item, p)] for p in (position, *question.dep))
-
     return {
-        _unit(item, position): holds(item, position, question)
+        _unit(item, position): all(raw[_unit(item, p)] for p in (position, *question.dep))
         for item in items
         for position, question in enumerate(item.questions)
     }

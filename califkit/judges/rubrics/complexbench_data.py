@@ -8,17 +8,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from califkit.judges.prompts import Messages, user_turn
+from califkit.judges.rubrics import files
 from califkit.judges.rubrics.complexbench_rules import Rule, parse_rules
-from califkit.judges.rubrics.files import (
-    Loaded,
-    RubricError,
-    digest,
-    locate,
-    read_list,
-    repeated,
-    require,
-    require_text,
-)
+from califkit.judges.rubrics.files import Loaded, RubricError
 
 Language = Literal["en", "zh"]
 
@@ -67,30 +59,30 @@ class ComplexItem:
 
 def load_items(source: str | Path | None, language: Language) -> Loaded:
     """Instances of the native JSON file; `RubricError` if one does not fit."""
-    path, shown = locate(source, "complexbench.json")
-    rows = read_list(path)
+    path, shown = files.locate(source, "complexbench.json")
+    rows = files.read_list(path)
     items = tuple(
         to_item(row, language, f"{path.name}, instance {i}") for i, row in enumerate(rows)
     )
-    if twice := repeated(item.id for item in items):
+    if twice := files.repeated(item.id for item in items):
         raise RubricError(f"{path.name}: field 'main_id' has {twice} twice")
-    sha256 = digest([language, [{k: row[k] for k in sorted(row)} for row in rows]])
+    sha256 = files.digest([language, [{k: row[k] for k in sorted(row)} for row in rows]])
     return Loaded(items, shown, sha256, _warnings(items, shown))
 
 
 def to_item(row: Mapping[str, Any], language: Language, where: str) -> ComplexItem:
     """An instance of the native schema, checked."""
-    main_id = require(row, "main_id", int, where)
+    main_id = files.require(row, "main_id", int, where)
     where = f"{where}, main_id {main_id}"
     suffix = "_en" if language == "en" else ""
-    questions = require(row, "scoring_questions", list, where)
+    questions = files.require(row, "scoring_questions", list, where)
     if not questions:
         raise RubricError(f"{where}: field 'scoring_questions' is empty")
     return ComplexItem(
         id=str(main_id),
-        instruction=require_text(row, f"instruction{suffix}", where),
-        task=require(row, "task_types", str, where),
-        category=require(row, "category", str, where),
+        instruction=files.require_text(row, f"instruction{suffix}", where),
+        task=files.require(row, "task_types", str, where),
+        category=files.require(row, "category", str, where),
         questions=tuple(
             _question(question, position, len(questions), suffix, f"{where}, question {position}")
             for position, question in enumerate(questions)
@@ -107,14 +99,14 @@ def count_pairs(items: Sequence[ComplexItem]) -> dict[str, int]:
 def _question(
     row: Mapping[str, Any], position: int, n_questions: int, suffix: str, where: str
 ) -> ScoringQuestion:
-    if (point := require(row, "point_id", int, where)) != position:
+    if (point := files.require(row, "point_id", int, where)) != position:
         raise RubricError(f"{where}: field 'point_id' is {point}, not the position {position}")
-    dep = require(row, "dep", list, where)
+    dep = files.require(row, "dep", list, where)
     others = [p for p in range(n_questions) if p != position]
     if not all(isinstance(p, int) and p in others for p in dep):
         raise RubricError(f"{where}: field 'dep' must hold positions of other questions: {dep!r}")
     return ScoringQuestion(
-        text=require_text(row, f"question{suffix}", where),
+        text=files.require_text(row, f"question{suffix}", where),
         rules=_rules(row, where),
         dimensions=_names(row, "constraint_dimensions", where),
         compositions=_names(row, "composition_types", where),
@@ -128,13 +120,13 @@ def _rules(row: Mapping[str, Any], where: str) -> tuple[Rule, ...] | None:
     if row["rule"] is None:
         return None
     try:
-        return parse_rules(require(row, "rule", str, where))
+        return parse_rules(files.require(row, "rule", str, where))
     except ValueError as error:
         raise RubricError(f"{where}: field 'rule': {error}") from error
 
 
 def _names(row: Mapping[str, Any], field: str, where: str) -> tuple[str, ...]:
-    names = require(row, field, list, where)
+    names = files.require(row, field, list, where)
     if not all(isinstance(name, str) for name in names):
         raise RubricError(f"{where}: field {field!r} must be a list of texts, not {names!r:.80}")
     return tuple(names)

@@ -8,16 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from califkit.judges.prompts import Messages, user_turn
+from califkit.judges.rubrics import files
 from califkit.judges.rubrics import followbench_rules as rules
-from califkit.judges.rubrics.files import (
-    Loaded,
-    RubricError,
-    digest,
-    locate,
-    read_list,
-    require,
-    require_text,
-)
+from califkit.judges.rubrics.files import Loaded, RubricError
 
 CATEGORIES = ("content", "situation", "style", "format", "mixed", "example")
 LEVELS = (1, 2, 3, 4, 5)
@@ -58,14 +51,14 @@ class FollowItem:
 def load_items(source: str | Path | None) -> Loaded:
     """Items of level 1 to 5; `source` is the folder with the native ``<category>_constraints.json``
     files, or one of them."""
-    folder, shown = locate(source, "")
+    folder, shown = files.locate(source, "")
     items: list[FollowItem] = []
     n_records = 0
     for category, path in _files(folder, shown):
         records = _read_records(path)
         items += _items(records, category, path.name)
         n_records += len(records)
-    sha256 = digest([[item.id, item.source, item.history, item.target] for item in items])
+    sha256 = files.digest([[item.id, item.source, item.history, item.target] for item in items])
     return Loaded(tuple(items), shown, sha256, _warnings(items, n_records, shown))
 
 
@@ -79,15 +72,15 @@ def _files(path: Path, shown: str) -> list[tuple[str, Path]]:
 
 
 def _read_records(path: Path) -> list[Mapping[str, Any]]:
-    records = read_list(path)
+    records = files.read_list(path)
     for number, record in enumerate(records, start=1):
         where = f"{path.name}, record {number}"
         for field, kind in _FIELDS.items():
-            require(record, field, kind, where)
+            files.require(record, field, kind, where)
         if record["level"] not in (0, *LEVELS):
             raise RubricError(f"{where}: field 'level' must be 0 to 5, not {record['level']}")
         if record["level"]:
-            require_text(record, "instruction", where)
+            files.require_text(record, "instruction", where)
     return records
 
 
