@@ -63,8 +63,8 @@ class Settings(Frozen):
     tau: float | None = None
     rubrics: tuple[str, ...] = ()
     region_draws: Annotated[int, Field(ge=2)] = 8
-    train_seeds: Annotated[tuple[Seed, ...], Field(min_length=1)] = (0,)
-    eval_seeds: Annotated[tuple[Seed, ...], Field(min_length=1)] = (0, 1, 2)
+    train_seeds: tuple[Seed, ...] = (0,)
+    eval_seeds: tuple[Seed, ...] = (0, 1, 2)
     data: DataSettings = DataSettings()
     anchors: AnchorSettings = AnchorSettings()
     training: TrainingSettings = TrainingSettings()
@@ -87,6 +87,13 @@ class Settings(Frozen):
             raise ValueError(f"{', '.join(unknown)}: rubric benchmarks are {', '.join(RUBRICS)}")
         if len(set(names)) < len(names):
             raise ValueError("a benchmark twice: two sources of one are not averaged")
+        return values
+
+    @field_validator("train_seeds", "eval_seeds")
+    @classmethod
+    def _some(cls, values: tuple[int, ...]) -> tuple[int, ...]:
+        if not values:
+            raise ValueError("needs at least one seed")
         return values
 
     @model_validator(mode="after")
