@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -43,17 +44,27 @@ def documented() -> list[str]:
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory) -> Path:
-    """A project of its own with runs that the commands share, and files of responses."""
-    folder = tmp_path_factory.mktemp("project")
+    """A project of its own with runs that the commands share, and files of responses.
+
+    Tests that run beside each other share it too: what one command has computed, others open.
+    """
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "documented"
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            fill(folder)
+    return folder
+
+
+def fill(folder: Path) -> None:
     for name in ("params", "notebooks"):
         shutil.copytree(ROOT / name, folder / name)
+    page = (ROOT / "docs" / "verifiers.md").read_text()
+    (folder / "haiku.py").write_text(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1])
     for name, policy in (("base", "base"), ("trained", "if_rlvr"), ("responses", "base")):
         (source,) = RECORDED.glob(f"{policy}-*seed0-*")
         rows = (source / "responses.jsonl").read_text().splitlines(keepends=True)
         (folder / f"{name}.jsonl").write_text("".join(rows[:12]))
-    page = (ROOT / "docs" / "verifiers.md").read_text()
-    (folder / "haiku.py").write_text(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1])
-    return folder
 
 
 def test_the_pages_show_commands():
