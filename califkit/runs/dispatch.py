@@ -164,6 +164,15 @@ def compute_all(
     check_stages(profile, stages, execution)
     waiting = missing_runs(profile, stages)
     local = execution.cluster == "local"
+    if local and execution.workers == 0:
+        for run in waiting:
+            if run.stage.judged and before_judging:
+                before_judging()
+                before_judging = None
+            compute(profile, run.stage, execution)
+        if on_tick:
+            on_tick()
+        return [open_run(profile, stage) for stage in stages]
     gpus = gpus_of_machine() if local and waiting else ()
     _check_gpus(waiting, execution, gpus)
     count = workers(execution, sum(not run.stage.judged for run in waiting), len(gpus))

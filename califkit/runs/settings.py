@@ -243,14 +243,15 @@ class Execution(Frozen):
 
     ``processes`` is their number in one job (ranks of a training run, shards of anchors); each
     draws from a seed of its own, so a training run cannot be continued with another number.
-    ``workers`` is the number of local jobs at a time. ``tokens_per_pass`` bounds the memory of the
-    scorer. ``deepspeed`` is the path of a DeepSpeed configuration, ``report_to`` lists trackers
-    beside the log that is always written. ``slurm`` holds options of submitit; durations among them
+    ``workers`` is the number of local jobs at a time; 0 computes everything in the process that
+    asks, which suits small models. ``tokens_per_pass`` bounds the memory of the scorer.
+    ``deepspeed`` is the path of a DeepSpeed configuration, ``report_to`` lists trackers beside the
+    log that is always written. ``slurm`` holds options of submitit; durations among them
     are numbers of the unit in their name, or texts such as ``36h`` (`califkit.runs.durations`).
     """
 
     cluster: Literal["local", "slurm"] = "local"
-    workers: Count | None = None
+    workers: Annotated[int, Field(ge=0)] | None = None
     processes: Count = 1
     memory_per_worker_gb: Positive = 6.0
     save_every: Count = 10

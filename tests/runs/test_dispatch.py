@@ -188,6 +188,20 @@ def test_policies_are_trained_before_they_are_evaluated(runs, tmp_path, monkeypa
     assert [run.stage for run in done] == stages
 
 
+@pytest.mark.slow
+def test_without_workers_everything_is_computed_in_this_process(tmp_path, monkeypatch):
+    monkeypatch.setenv("CALIFKIT_RUNS", str(tmp_path / "runs"))
+    params = tiny_params(tmp_path, methods=["calif"], execution={"workers": 0})
+    stages = params.settings.score_stages()
+    ticks = []
+    done = dispatch.compute_all(
+        "tiny", stages, params.settings.execution, on_tick=lambda: ticks.append(1)
+    )
+    assert [run.stage for run in done] == stages and all(run.is_complete for run in done)
+    assert ticks and not list((tmp_path / "runs").rglob("job.json"))
+    assert not list((tmp_path / "runs").rglob("jobs"))
+
+
 def test_a_cluster_is_told_which_jobs_wait_for_which(runs, tmp_path, monkeypatch):
     scheduler = Machine(monkeypatch)
     stages = tiny_params(tmp_path).settings.score_stages()
