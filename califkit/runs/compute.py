@@ -33,6 +33,10 @@ def _rank(profile: str, stage: Stage, execution: Execution, threads: int | None)
     end_with_parent(os.getppid())
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # Slurm's warning; the job's process acts on it
     _compute(profile, stage, execution, threads)
+    import torch.distributed as dist
+
+    if dist.is_initialized():  # else its threads may abort the process at the end
+        dist.destroy_process_group()
 
 
 def _compute(profile: str, stage: Stage, execution: Execution, threads: int | None) -> Run:

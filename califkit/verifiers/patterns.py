@@ -136,5 +136,6 @@ def _is_run(word: str, text: Text) -> bool | None:
         return None
     run = text.folded_words.get(fold(word))
     if run is None:
-        return False
+        # The one character that is in no run and matches a letter, iota, all the same.
+        return None if "\u0345" in text.raw else False
     return True if (word + run).isascii() else None

@@ -565,7 +565,8 @@ class TestTraining:
         last = [r for r in trained.rollouts if r["step"] == 4 and r["r_ver"] > 0]
         assert last and any(r["step"] == 3 and r["r_ver"] > 0 for r in trained.rollouts)
         asked = [tagged(r, "response") for r in trained.requests]
-        assert sorted(asked) == sorted({r["completion"].strip() for r in last})
+        # A set: a connection that breaks is tried again, and the server sees the question twice.
+        assert set(asked) == {r["completion"].strip() for r in last}
 
     def test_no_key_is_written_anywhere(self, trained):
         files = [path for path in trained.runs.rglob("*") if path.is_file()]

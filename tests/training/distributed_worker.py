@@ -162,3 +162,7 @@ def main(path: Path) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
+    import torch.distributed
+
+    # Else threads of the process group may outlive the interpreter, which aborts the process.
+    torch.distributed.destroy_process_group()

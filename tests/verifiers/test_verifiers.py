@@ -10,7 +10,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from califkit.verifiers import (
@@ -245,6 +245,7 @@ keyword_scraps = st.lists(
 
 
 @settings(max_examples=300, deadline=None)
+@example("ι", "a\u0345a")
 @given(keyword_scraps, st.lists(keyword_scraps, max_size=6).map(" ".join))
 def test_keywords_are_found_as_the_plain_patterns_find_them(word, raw):
     text = Text(raw)
