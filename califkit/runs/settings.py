@@ -241,7 +241,7 @@ class IdentificationSettings(Frozen):
 class Execution(Frozen):
     """How the work is carried out; nothing here changes what is asked for, so it is not hashed.
 
-    ``processes`` is their number in one job (ranks of a training run, shards of anchors); each
+    ``processes`` share one job (ranks of a training run, shards of anchors); each
     draws from a seed of its own, so a training run cannot be continued with another number.
     ``workers`` is the number of local jobs at a time; 0 computes everything in the process that
     asks, which suits small models. ``tokens_per_pass`` bounds the memory of the scorer.

@@ -585,6 +585,7 @@ class TestTraining:
 
 
 IN_TWO_PROCESSES = """
+import os
 import sys
 from accelerate import PartialState
 from califkit.runs.params import load_params
@@ -597,6 +598,7 @@ except ValueError as error:
     print(f"[{PartialState().process_index}] {type(error).__name__}: {error}", flush=True)
 else:
     print(f"[{PartialState().process_index}] {run.is_complete}", flush=True)
+os._exit(0)  # threads of gloo that meet the end of the interpreter abort it now and then
 """
 
 

@@ -162,7 +162,6 @@ def main(path: Path) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
-    # The result is written. Threads of the process group that outlive the interpreter abort now and
-    # then, so the process ends without tearing it down.
+    # The result is written; threads of gloo that meet the end of the interpreter abort it at times.
     sys.stdout.flush()
     os._exit(0)
