@@ -45,6 +45,13 @@ def test_an_arm_is_the_params_file_with_settings_of_group_and_arm(write):
     assert {a.params.profile, b.params.profile} == {"mine"}
 
 
+def test_what_all_arms_share_yields_to_the_group_and_the_arm(write):
+    groups = {"one": {"settings": {"alpha": 0.2}, "arms": {"a": {}, "b": {"train_seeds": [7]}}}}
+    a, b = load_arms(write(groups, settings={"alpha": 0.1, "train_seeds": [5]}))
+    assert (a.params.settings.alpha, a.params.settings.train_seeds) == (0.2, (5,))
+    assert (b.params.settings.alpha, b.params.settings.train_seeds) == (0.2, (7,))
+
+
 def test_pilots_have_a_profile_and_settings_of_their_own(write):
     groups = {"one": {"arms": {"a": {"alpha": 0.2, "train_seeds": [1, 2]}}}}
     path = write(groups, pilot={"train_seeds": [100]})
