@@ -44,6 +44,8 @@ class Source:
     no_prompt: dict[str, Named] = field(default_factory=dict)
     identical: dict[str, Named] = field(default_factory=dict)
     same_answers: int = 0
+    control: dict[str, int] = field(default_factory=dict)  # responses that end in control tokens
+    unopened: dict[str, int] = field(default_factory=dict)  # with a </think> that nothing opened
     uncut: Named = field(default_factory=Named)
     reference: str | None = None
     judge: str | None = None
@@ -166,6 +168,8 @@ def pair_up(base: Responses, trained: Responses, thinking: bool = False) -> Pair
         thinking=thinking,
         no_prompt={"base": base.unmatched, "trained": trained.unmatched},
         identical={"base": base.identical, "trained": trained.identical},
+        control={"base": base.n_control, "trained": trained.n_control},
+        unopened={"base": base.n_unopened, "trained": trained.n_unopened},
     )
     groups = {side: _grouped(rows, by_key) for side, rows in sides.items()}
     matched: list[tuple[Row, Row]] = []

@@ -101,7 +101,12 @@ class Exhibit:
 
 
 def open_exhibit(profile: str, settings: dict[str, Any], submit: bool) -> Exhibit:
-    """Check and read a notebook's three parameters, and set how tables and pictures look."""
+    """Check and read a notebook's three parameters, and set how tables and pictures look.
+
+    ``papermill -p submit false`` passes the text, which would count as true: the texts true and
+    false mean what they say.
+    """
+    submit = {"true": True, "false": False}.get(str(submit).lower(), submit)
     for name, value, wanted in (
         ("profile", profile, str),
         ("settings", settings, dict),

@@ -158,9 +158,7 @@ def numbers_repaired(text: Text, N: int) -> bool:
     example=Example({"N": 2}, "good 朝 my 友達", "good morning my 友達"),
     defect="A response of fewer than N words passes, although it has no Japanese word.",
 )
-def words_japanese(text: Text, N: Count) -> bool:
-    if N == 0:
-        raise ValueError("N must not be 0: there is no 0th word")
+def words_japanese(text: Text, N: Positive) -> bool:
     due = (ps_strip(token) for token in text.ws_tokens[N - 1 :: N])
     return all(not word or word.isdigit() or _JAPANESE.search(word) for word in due)
 

@@ -181,6 +181,18 @@ def test_identical_answers_are_named(tmp_path):
 # --- the command ----------------------------------------------------------------------------------
 
 
+def test_the_command_counts_what_it_cuts_off(califkit, two_files, tmp_path):
+    base, trained = two_files
+    rows = [json.loads(line) for line in trained.read_text().splitlines()]
+    rows[0]["response"] += "<|im_end|>"
+    rows[1]["response"] += " </think> ok"
+    trained.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    _, printed, _ = califkit("audit", base, trained, "--out", tmp_path / "out", "--processes", 1)
+    assert "trained responses that end in control tokens, which are left out: 1\n" in printed
+    assert "trained responses with a </think> that nothing opens, taken whole: 1; " in printed
+    assert "base responses that end" not in printed
+
+
 def test_the_command_writes_page_and_data_and_says_the_verdict(califkit, two_files, tmp_path):
     out = tmp_path / "new" / "out"
     code, printed, _ = califkit("audit", *two_files, "--out", out, "--processes", 1)

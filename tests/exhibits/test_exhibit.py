@@ -23,7 +23,7 @@ def own_options():
 @pytest.mark.parametrize(
     ("profile", "settings", "submit", "message"),
     [
-        ("ci", {}, "false", "submit = 'false' is of type str, expected bool"),
+        ("ci", {}, "no", "submit = 'no' is of type str, expected bool"),
         ("ci", {}, 0, "submit = 0 is of type int, expected bool"),
         ("ci", "{}", False, "settings = '{}' is of type str, expected dict"),
         ("ci", None, False, "settings = None is of type NoneType, expected dict"),
@@ -37,6 +37,13 @@ def test_a_parameter_of_another_type_is_refused_before_anything_else(
         exhibits.open(profile, settings, submit)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"), [("false", False), ("False", False), ("true", True), (True, True)]
+)
+def test_submit_as_papermill_passes_it_on_a_command_line(given, meant):
+    assert exhibits.open("ci", {}, given).submit is meant
 
 
 def test_overrides_reach_the_settings_and_one_line_says_what_is_open(capsys):
