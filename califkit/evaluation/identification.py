@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import ArrayLike
 
 from califkit import metrics
@@ -138,11 +139,12 @@ def identification_of(runs: Iterable[Run]) -> Identification:
     )
 
 
-def information_of(run: Run) -> dict[str, float]:
-    """What each answer of a complete run tells of its request, in nats, by key of the prompt."""
+def identified_answers(run: Run) -> pd.DataFrame:
+    """What each answer of a complete run tells of its request: ``key`` of the prompt, ``top_1``,
+    ``auc`` and ``information`` (in nats), as in `califkit.metrics`."""
     rows = read_jsonl(require_complete(run).folder / IDENTIFICATION)
-    values = metrics.pointwise_information(_loglik_table(rows), [row["tokens"] for row in rows])
-    return dict(zip((row["key"] for row in rows), values.tolist(), strict=True))
+    loglik, tokens = _loglik_table(rows), [row["tokens"] for row in rows]
+    return pd.DataFrame({"key": [row["key"] for row in rows], **_values(loglik, tokens)})
 
 
 def _loglik_table(rows: Sequence[Mapping[str, Any]]) -> np.ndarray:
@@ -157,14 +159,17 @@ def identification(loglik: ArrayLike, tokens: ArrayLike, prompts: Sequence[str])
     key of each answer's prompt.
     """
     table = np.asarray(loglik, dtype=float)
-    values = {
-        "top_1": metrics.identified(table),
-        "auc": metrics.pairwise_auc(table),
-        "information": metrics.pointwise_information(table, tokens),
-    }
     found: dict[str, float | tuple[float, float]] = {}
-    for name, each in values.items():
+    for name, each in _values(table, tokens).items():
         rng = np.random.default_rng(_BOOTSTRAP_SEED)
         found[name] = float(each.mean())
         found[f"{name}_interval"] = metrics.interval_by_prompt(each, prompts, rng)
     return Identification(len(table), len(set(prompts)), table.shape[1], **found)
+
+
+def _values(table: np.ndarray, tokens: ArrayLike) -> dict[str, np.ndarray]:
+    return {
+        "top_1": metrics.identified(table),
+        "auc": metrics.pairwise_auc(table),
+        "information": metrics.pointwise_information(table, tokens),
+    }

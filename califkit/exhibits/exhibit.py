@@ -21,8 +21,9 @@ from matplotlib.axes import Axes
 from califkit.exhibits.plots.shared import THEME
 from califkit.exhibits.summary import NO_JUDGE, judges, response_table
 from califkit.runs import dispatch
+from califkit.runs.arms import Arm, load_arms
 from califkit.runs.folders import Run
-from califkit.runs.params import Params, Settings, load_params
+from califkit.runs.params import Params, Settings, load_params, merge
 from califkit.runs.paths import project_root
 from califkit.runs.settings import ParamsError
 from califkit.runs.stages import Stage
@@ -34,6 +35,7 @@ class Exhibit:
 
     params: Params
     submit: bool
+    overrides: dict[str, Any]
 
     @property
     def profile(self) -> str:
@@ -46,6 +48,18 @@ class Exhibit:
     def runs(self, stages: Sequence[Stage], on_tick: Callable[[], None] | None = None) -> list[Run]:
         """The runs of these stages, computed if they are not there: `dispatch.ensure`."""
         return dispatch.ensure(self.params, stages, self.submit, on_tick)
+
+    def arms(self) -> list[Arm]:
+        """The arms of the profile's study: ``params/arms/<profile>.yaml``, with what the notebook
+        overrides; without such a file one arm a method."""
+        path = project_root() / "params" / "arms" / f"{self.profile}.yaml"
+        if path.exists():
+            return load_arms(path, settings=self.overrides)
+        each = {name: merge(self.overrides, {"methods": [name]}) for name in self.settings.methods}
+        return [
+            Arm(name, "main", (load_params(self.profile, settings),))
+            for name, settings in each.items()
+        ]
 
     def responses(self) -> pd.DataFrame:
         """Every response of the profile with its scores, judged if there is a judge:
@@ -104,7 +118,7 @@ def open_exhibit(profile: str, settings: dict[str, Any], submit: bool) -> Exhibi
     plt.rcParams.update(THEME)
     judge = params.settings.judge or "none"
     print(f"profile {params.profile}, model {params.settings.model}, judge: {judge}")
-    return Exhibit(params, submit)
+    return Exhibit(params, submit, settings)
 
 
 def write_table(folder: Path, name: str, table: pd.DataFrame) -> list[Path]:

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from califkit import metrics
-from califkit.evaluation.identification import identification_of, information_of
+from califkit.evaluation.identification import identification_of, identified_answers
 from califkit.evaluation.quality import QUALITY, quality_by_run
 from califkit.evaluation.scores import SCORES
 from califkit.exhibits import paper
@@ -176,7 +176,8 @@ def response_table(
         quality = (
             {r["key"]: r["value"] for r in read_jsonl(judged.folder / QUALITY)} if judged else {}
         )
-        told = information_of(same) if (same := identified.get(_responses_of(run))) else {}
+        same = identified.get(_responses_of(run))
+        told = identified_answers(same).set_index("key")["information"] if same else {}
         for score in read_jsonl(run.folder / SCORES):
             rows.append(
                 {

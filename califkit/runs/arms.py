@@ -3,6 +3,7 @@
 An arms file is YAML::
 
     params: study              # the params file that all arms start from
+    settings: {...}            # changed for all arms (optional)
     pilot: {...}               # settings of pilots, whatever the arm; their profile is <name>-pilot
     groups:
       main:
@@ -49,18 +50,24 @@ class Arm:
         return found
 
 
-def load_arms(path: Path, *, pilot: bool = False) -> list[Arm]:
-    """The arms of a file, in its order; `ParamsError` names the file, and the arm at fault."""
+def load_arms(
+    path: Path, *, pilot: bool = False, settings: dict[str, Any] | None = None
+) -> list[Arm]:
+    """The arms of a file, in its order, with ``settings`` laid over each; `ParamsError` names the
+    file, and the arm at fault."""
     raw = read_params_file(path)
-    _check_keys(raw, {"params", "pilot", "groups"}, f"{path}")
+    _check_keys(raw, {"params", "settings", "pilot", "groups"}, f"{path}")
     extra = raw.get("pilot", {}) if pilot else {}
     arms: list[Arm] = []
     for group, content in raw["groups"].items():
         _check_keys(content, _GROUP, f"{path}: {group}")
-        for name, settings in content["arms"].items():
+        for name, own_settings in content["arms"].items():
             if name in {arm.name for arm in arms}:
                 raise ParamsError(f"{path}: the arm {name} comes twice")
-            own = merge(merge(content.get("settings", {}), settings), extra)
+            own: dict[str, Any] = {}
+            shared, of_group = raw.get("settings", {}), content.get("settings", {})
+            for level in (shared, of_group, own_settings, extra, settings or {}):
+                own = merge(own, level)
             changes = [own, *(merge(own, further) for further in content.get("also", ()))]
             try:
                 loaded = [load_params(raw["params"], change) for change in changes]

@@ -14,7 +14,7 @@ from califkit.runs.arms import Arm, load_arms
 from califkit.runs.params import ParamsError, load_params
 from califkit.runs.stages import stage_hash
 
-STUDY = Path(__file__).resolve().parents[2] / "params" / "arms" / "study.yaml"
+STUDY = Path(__file__).resolve().parents[2] / "params" / "arms" / "laptop.yaml"
 
 
 @pytest.fixture
@@ -43,6 +43,13 @@ def test_an_arm_is_the_params_file_with_settings_of_group_and_arm(write):
     assert [p.settings.evaluation.n_prompts for p in a.evaluations] == [None, 7]
     assert a.evaluations[0].settings.train_stages() == a.evaluations[1].settings.train_stages()
     assert {a.params.profile, b.params.profile} == {"mine"}
+
+
+def test_what_all_arms_share_yields_to_the_group_and_the_arm(write):
+    groups = {"one": {"settings": {"alpha": 0.2}, "arms": {"a": {}, "b": {"train_seeds": [7]}}}}
+    a, b = load_arms(write(groups, settings={"alpha": 0.1, "train_seeds": [5]}))
+    assert (a.params.settings.alpha, a.params.settings.train_seeds) == (0.2, (5,))
+    assert (b.params.settings.alpha, b.params.settings.train_seeds) == (0.2, (7,))
 
 
 def test_pilots_have_a_profile_and_settings_of_their_own(write):
@@ -87,7 +94,7 @@ def test_the_main_arms_differ_in_the_reward_alone_and_have_three_seeds(arms):
         assert {stage.training for stage in stages} == {first.training}
         assert [p.settings.evaluation.benchmark for p in arm.evaluations] == ["composer", "ifbench"]
     printed = arms["calif"].params.settings.train_stages()[0]
-    assert printed.reward.model_dump() == load_params("study").settings.reward.model_dump()
+    assert printed.reward.model_dump() == load_params("laptop").settings.reward.model_dump()
     assert not any(printed.reward.model_dump().values()), "the rule as the paper prints it"
 
 
