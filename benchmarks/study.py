@@ -4,7 +4,7 @@
     nice python benchmarks/study.py --group main
     python benchmarks/study.py --table
 
-The arms are those of ``params/arms/study.yaml``. The same call continues what was interrupted, and
+The arms are those of ``params/arms/laptop.yaml``. The same call continues what was interrupted, and
 complete runs cost nothing. ``--pilot`` runs the arms on other requests with other seeds, in a
 profile of its own; pilots settle open choices and are never results.
 """
@@ -91,7 +91,7 @@ def _policies(params: Params) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--arms", type=Path, default=project_root() / "params/arms/study.yaml")
+    parser.add_argument("--arms", type=Path, default=project_root() / "params/arms/laptop.yaml")
     parser.add_argument("--group", action="append", help="only this group; repeatable")
     parser.add_argument("--arm", action="append", help="only this arm; repeatable")
     parser.add_argument("--pilot", action="store_true", help="other requests, other seeds")

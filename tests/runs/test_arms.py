@@ -14,7 +14,7 @@ from califkit.runs.arms import Arm, load_arms
 from califkit.runs.params import ParamsError, load_params
 from califkit.runs.stages import stage_hash
 
-STUDY = Path(__file__).resolve().parents[2] / "params" / "arms" / "study.yaml"
+STUDY = Path(__file__).resolve().parents[2] / "params" / "arms" / "laptop.yaml"
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_the_main_arms_differ_in_the_reward_alone_and_have_three_seeds(arms):
         assert {stage.training for stage in stages} == {first.training}
         assert [p.settings.evaluation.benchmark for p in arm.evaluations] == ["composer", "ifbench"]
     printed = arms["calif"].params.settings.train_stages()[0]
-    assert printed.reward.model_dump() == load_params("study").settings.reward.model_dump()
+    assert printed.reward.model_dump() == load_params("laptop").settings.reward.model_dump()
     assert not any(printed.reward.model_dump().values()), "the rule as the paper prints it"
 
 
