@@ -8,8 +8,10 @@ exhibit.save("fig5_main_results", table, axes)
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from califkit.exhibits.summary import NO_JUDGE, judges, response_table
 from califkit.runs import dispatch
 from califkit.runs.arms import Arm, load_arms
 from califkit.runs.folders import Run
-from califkit.runs.params import Params, Settings, load_params, merge
+from califkit.runs.params import Params, Settings, load_params
 from califkit.runs.paths import project_root
 from califkit.runs.settings import ParamsError
 from califkit.runs.stages import Stage
@@ -31,11 +33,16 @@ from califkit.runs.stages import Stage
 
 @dataclass(frozen=True)
 class Exhibit:
-    """A notebook's parameters, typed; made by `open_exhibit`."""
+    """A notebook's parameters, typed; made by `open_exhibit`.
+
+    ``overrides`` are the settings as given, ``deviations`` those of them that are not what the
+    params file says, as ``training.steps: 5``.
+    """
 
     params: Params
     submit: bool
-    overrides: dict[str, Any]
+    overrides: dict[str, Any] = field(default_factory=dict)
+    deviations: dict[str, Any] = field(default_factory=dict)
 
     @property
     def profile(self) -> str:
@@ -49,17 +56,9 @@ class Exhibit:
         """The runs of these stages, computed if they are not there: `dispatch.ensure`."""
         return dispatch.ensure(self.params, stages, self.submit, on_tick)
 
-    def arms(self) -> list[Arm]:
-        """The arms of the profile's study: ``params/arms/<profile>.yaml``, with what the notebook
-        overrides; without such a file one arm a method."""
-        path = project_root() / "params" / "arms" / f"{self.profile}.yaml"
-        if path.exists():
-            return load_arms(path, settings=self.overrides)
-        each = {name: merge(self.overrides, {"methods": [name]}) for name in self.settings.methods}
-        return [
-            Arm(name, "main", (load_params(self.profile, settings),))
-            for name, settings in each.items()
-        ]
+    def arms(self, *groups: str) -> list[Arm]:
+        """The arms of the profile, of some groups or all: `califkit.runs.arms.load_arms`."""
+        return load_arms(self.profile, self.overrides, groups or None)
 
     def responses(self) -> pd.DataFrame:
         """Every response of the profile with its scores, judged if there is a judge:
@@ -84,9 +83,11 @@ class Exhibit:
         """Write a table, or a picture with the table that it draws, and print where.
 
         ``figures/<profile>/<name>`` gets the endings ``.csv`` and ``.md``, or ``.png``, ``.pdf``
-        and ``.csv``. The same table gives the same bytes: no date goes into the files.
+        and ``.csv``. Overrides of the profile have a folder of their own in there, named by them,
+        so that nothing is overwritten. The same table gives the same bytes: no date goes into the
+        files.
         """
-        folder = project_root() / "figures" / self.profile
+        folder = project_root() / "figures" / self.profile / in_short(self.deviations)
         folder.mkdir(parents=True, exist_ok=True)
         if picture is None:
             paths = write_table(folder, name, table)
@@ -123,7 +124,28 @@ def open_exhibit(profile: str, settings: dict[str, Any], submit: bool) -> Exhibi
     plt.rcParams.update(THEME)
     judge = params.settings.judge or "none"
     print(f"profile {params.profile}, model {params.settings.model}, judge: {judge}")
-    return Exhibit(params, submit, settings)
+    changed = _deviations(load_params(profile).settings, params.settings)
+    return Exhibit(params, submit, settings, changed)
+
+
+def _deviations(file: Settings, own: Settings) -> dict[str, Any]:
+    """The settings that differ. How the work is carried out changes no result and is left out."""
+    flat = [
+        pd.json_normalize(settings.model_dump(mode="json", exclude={"execution"})).iloc[0]
+        for settings in (file, own)
+    ]
+    keys = sorted({*flat[0].index, *flat[1].index})
+    return {
+        key: flat[1].get(key) for key in keys if repr(flat[0].get(key)) != repr(flat[1].get(key))
+    }
+
+
+def in_short(deviations: dict[str, Any]) -> str:
+    """Settings as the name of a folder: ``alpha=0.2,training.steps=5``; empty without any."""
+    name = ",".join(f"{key}={value}" for key, value in sorted(deviations.items()))
+    plain = re.sub(r"[^\w.,=-]+", "-", name)
+    digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+    return plain if plain == name and len(name) <= 80 else f"{plain[:70]}-{digest}"
 
 
 def write_table(folder: Path, name: str, table: pd.DataFrame) -> list[Path]:

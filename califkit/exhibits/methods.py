@@ -7,7 +7,13 @@ line together tell any two apart, also without colours.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+if TYPE_CHECKING:
+    from califkit.runs.stages import TrainStage
 
 MAIN = ("base", "if_rlvr", "calif")
 """Methods of the main figures, in their order."""
@@ -45,10 +51,37 @@ LOOKS = {
 
 
 def look(method: str) -> Look:
-    """How a method is called and drawn; a KeyError that names this file where it has no row."""
-    if method not in LOOKS:
-        raise KeyError(f"{method!r} has no label, colour and marker: add it to {__name__}.LOOKS")
-    return LOOKS[method]
+    """How a method, or an arm of `arm_names`, is called and drawn.
+
+    A KeyError names this file where the method has no row."""
+    name, comma, settings = method.partition(",")
+    if name not in LOOKS:
+        raise KeyError(f"{name!r} has no label, colour and marker: add it to {__name__}.LOOKS")
+    return replace(LOOKS[name], label=LOOKS[name].label + comma + settings)
+
+
+def arm_names(policies: Iterable[TrainStage | None]) -> dict[TrainStage | None, str]:
+    """What to call the policies of one table, so that only training seeds share a name.
+
+    The method, and of several policies of a method the settings in which they differ:
+    ``calif, alpha=0.2``. None is the base policy.
+    """
+    settings = {policy: _flat(policy) for policy in policies}
+    names = {}
+    for policy, own in settings.items():
+        others = [o for o in settings.values() if o.get("method") == own.get("method")]
+        varied = [key for key in own if len({repr(other.get(key)) for other in others}) > 1]
+        varied += [key for other in others for key in other if key not in own]
+        told = "".join(f", {key}={own.get(key)}" for key in dict.fromkeys(varied))
+        names[policy] = (policy.method if policy else "base") + told
+    return names
+
+
+def _flat(policy: TrainStage | None) -> dict[str, Any]:
+    if policy is None:
+        return {}
+    flat = pd.json_normalize(policy.model_dump(mode="json", exclude={"seed"})).iloc[0].to_dict()
+    return {key.removeprefix("anchors."): value for key, value in flat.items()}
 
 
 def palette(methods: Iterable[str] = tuple(LOOKS)) -> dict[str, str]:

@@ -14,11 +14,11 @@ from califkit.evaluation.identification import identification_of, identified_ans
 from califkit.evaluation.quality import QUALITY, quality_by_run
 from califkit.evaluation.scores import SCORES
 from califkit.exhibits import paper
-from califkit.exhibits.methods import MAIN, label
+from califkit.exhibits.methods import MAIN, arm_names, label
 from califkit.generation import RESPONSES, whose
 from califkit.runs.folders import Run, open_run
 from califkit.runs.jsonl import read_jsonl
-from califkit.runs.stages import stage_hash
+from califkit.runs.stages import TrainStage, stage_hash
 
 NO_JUDGE = "not measured: no judge configured"
 
@@ -64,7 +64,8 @@ def run_metrics(scores: Sequence[dict[str, Any]]) -> dict[str, float]:
 def metrics_by_run(
     runs: Iterable[Run], quality_runs: Sequence[Run] = (), identification_runs: Sequence[Run] = ()
 ) -> pd.DataFrame:
-    """One row a scored run: ``method``, ``train_seed``, ``eval_seed``, the metrics, and counts.
+    """One row a scored run: ``method`` (as `arm_names` has it, so that runs with another alpha are
+    no further seeds), ``train_seed``, ``eval_seed``, the metrics, and counts.
 
     ``empty`` counts answers without text, which have no likelihood; ``left_out`` counts rows of
     the benchmark that could not be used. ``response_quality`` is a number where ``quality_runs``
@@ -75,11 +76,14 @@ def metrics_by_run(
     quality = quality_by_run(quality_runs)
     graded = dict(zip(map(_responses_of, quality_runs), quality.to_dict("records"), strict=True))
     identified = {_responses_of(run): run for run in identification_runs}
+    runs = list(runs)
+    names = _names(runs)
     rows = []
     for run in runs:
         scores = read_jsonl(run.folder / SCORES)
         row = {
             **whose(run.stage.responses),
+            "method": names[run.stage.responses.policy],
             **run_metrics(scores),
             "response_quality": NO_JUDGE,
             "n": len(scores),
@@ -94,6 +98,10 @@ def metrics_by_run(
             row["requests"] = found.requests
         rows.append(row)
     return pd.DataFrame(rows)
+
+
+def _names(runs: Sequence[Run]) -> dict[TrainStage | None, str]:
+    return arm_names(run.stage.responses.policy for run in runs)
 
 
 def _responses_of(run: Run) -> str:
@@ -160,13 +168,15 @@ def response_table(
 ) -> pd.DataFrame:
     """Every scored response with its text, a row each.
 
-    Columns: ``method``, ``train_seed``, ``eval_seed``, ``prompt``, ``response``, ``passes`` (all
-    constraints hold, loosely), those of `SCORES`, ``quality`` (NaN where not measured or unscored),
-    ``judge`` (empty where not measured) and ``information`` (of request identification, in nats;
-    NaN where not measured).
+    Columns: ``method`` (as in `metrics_by_run`), ``train_seed``, ``eval_seed``, ``prompt``,
+    ``response``, ``passes`` (all constraints hold, loosely), those of `SCORES`, ``quality`` (NaN
+    where not measured or unscored), ``judge`` (empty where not measured) and ``information`` (of
+    request identification, in nats; NaN where not measured).
     """
     graded = {_responses_of(run): run for run in quality_runs}
     identified = {_responses_of(run): run for run in identification_runs}
+    runs = list(runs)
+    names = _names(runs)
     rows = []
     for run in runs:
         stage = run.stage.responses
@@ -182,6 +192,7 @@ def response_table(
             rows.append(
                 {
                     **whose(stage),
+                    "method": names[stage.policy],
                     "prompt": texts[score["key"]]["prompt"],
                     "response": texts[score["key"]]["response"],
                     "passes": all(score["loose"]),

@@ -7,17 +7,20 @@ from collections.abc import Iterable
 import pandas as pd
 
 from califkit.anchors.region import ZONES
+from califkit.exhibits.methods import arm_names
 from califkit.runs.folders import LOG, ROLLOUTS, Run
 from califkit.runs.jsonl import finished_rows, read_jsonl
 
 
 def training_table(runs: Iterable[Run]) -> pd.DataFrame:
-    """The training logs, a row a step: ``method``, ``train_seed``, ``step``, the step's means over
-    its rollouts (``r_ver``, ``reward``, ``loglik``, ``tokens``, ``distinct_2``) and the share of
-    rollouts in each of `ZONES`.
+    """The training logs, a row a step: ``method`` (`arm_names`), ``train_seed``, ``step``, the
+    step's means over its rollouts (``r_ver``, ``reward``, ``loglik``, ``tokens``, ``distinct_2``)
+    and the share of rollouts in each of `ZONES`.
 
     A run may still be going on: its finished steps are taken. ValueError if no run has one."""
     columns = ["step", "r_ver", "reward", "loglik", "tokens", "distinct_2", "seconds"]
+    runs = list(runs)
+    names = arm_names(run.stage for run in runs)
     frames = []
     for run in runs:
         if not (rows := finished_rows(run.folder / LOG)):
@@ -25,7 +28,7 @@ def training_table(runs: Iterable[Run]) -> pd.DataFrame:
         log = pd.DataFrame(rows)
         shares = log[[f"zone/{zone}" for zone in ZONES]].set_axis(ZONES, axis="columns")
         table = log[columns].astype(float).join(shares)
-        table.insert(0, "method", run.stage.method)
+        table.insert(0, "method", names[run.stage])
         table.insert(1, "train_seed", run.stage.seed)
         frames.append(table.astype({"step": int}))
     return pd.concat(frames, ignore_index=True)
@@ -33,9 +36,11 @@ def training_table(runs: Iterable[Run]) -> pd.DataFrame:
 
 def rollout_table(runs: Iterable[Run]) -> pd.DataFrame:
     """Every rollout of training runs: ``method``, ``train_seed``, and the rows of `ROLLOUTS`."""
+    runs = list(runs)
+    names = arm_names(run.stage for run in runs)
     frames = [
         pd.DataFrame(read_jsonl(run.folder / ROLLOUTS)).assign(
-            method=run.stage.method, train_seed=run.stage.seed
+            method=names[run.stage], train_seed=run.stage.seed
         )
         for run in runs
     ]

@@ -1,31 +1,33 @@
-"""Arms of a study: one params file with a few settings changed, many times over.
+"""Arms of a study: the settings of a params file with a few of them changed, many times over.
 
-An arms file is YAML::
+Two more keys make a params file a study::
 
-    params: study              # the params file that all arms start from
-    settings: {...}            # changed for all arms (optional)
-    pilot: {...}               # settings of pilots, whatever the arm; their profile is <name>-pilot
+    configurations:             # what changes with the model, say; without the key there is one
+      qwen3-1.7b: {}
+      qwen3-1.7b-thinking: {thinking: true}
     groups:
       main:
-        settings: {...}        # changed for all arms of the group (optional)
-        also: [{...}]          # further evaluations: settings changed once more (optional)
+        configurations: [qwen3-1.7b]   # the group's; all of them without the key
+        settings: {...}                # changed for all arms of the group (optional)
+        also: [{...}]                  # further evaluations: settings changed once more (optional)
         arms:
           calif: {methods: [calif]}
 
-All arms share a profile, so that runs which several of them need (the base policy, anchors) are
-computed once.
+All arms have one profile, so that runs which several of them need (the base policy, anchors, a
+point that two sweeps have in common) are computed once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from califkit.runs.params import Params, ParamsError, load_params, merge, read_params_file
-from califkit.runs.stages import Stage
+from califkit.runs.params import Params, ParamsError, load_params, merge, params_path, read_study
+from califkit.runs.stages import Stage, TrainStage, stage_hash
 
-_GROUP = {"settings", "also", "arms"}
+_GROUP = {"configurations", "settings", "also", "arms"}
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,12 @@ class Arm:
 
     name: str
     group: str
+    configuration: str
     evaluations: tuple[Params, ...]
+
+    @property
+    def label(self) -> str:
+        return f"{self.configuration}, {self.name}" if self.configuration else self.name
 
     @property
     def params(self) -> Params:
@@ -51,32 +58,66 @@ class Arm:
 
 
 def load_arms(
-    path: Path, *, pilot: bool = False, settings: dict[str, Any] | None = None
+    profile: str | Path, settings: dict[str, Any] | None = None, groups: Iterable[str] | None = None
 ) -> list[Arm]:
-    """The arms of a file, in its order, with ``settings`` laid over each; `ParamsError` names the
-    file, and the arm at fault."""
-    raw = read_params_file(path)
-    _check_keys(raw, {"params", "settings", "pilot", "groups"}, f"{path}")
-    extra = raw.get("pilot", {}) if pilot else {}
-    arms: list[Arm] = []
-    for group, content in raw["groups"].items():
-        _check_keys(content, _GROUP, f"{path}: {group}")
-        for name, own_settings in content["arms"].items():
-            if name in {arm.name for arm in arms}:
-                raise ParamsError(f"{path}: the arm {name} comes twice")
-            own: dict[str, Any] = {}
-            shared, of_group = raw.get("settings", {}), content.get("settings", {})
-            for level in (shared, of_group, own_settings, extra, settings or {}):
-                own = merge(own, level)
-            changes = [own, *(merge(own, further) for further in content.get("also", ()))]
-            try:
-                loaded = [load_params(raw["params"], change) for change in changes]
-            except ParamsError as error:
-                raise ParamsError(f"{path}: arm {name}: {error}") from error
-            if pilot:
-                loaded = [p.model_copy(update={"profile": f"{p.profile}-pilot"}) for p in loaded]
-            arms.append(Arm(name, group, tuple(loaded)))
+    """The arms of a params file in its order, with ``settings`` laid over each.
+
+    A file without groups has one arm a method, in the group ``main``. ``groups`` takes those alone.
+    `ParamsError` names the file, and the configuration and the arm at fault.
+    """
+    path = params_path(profile)
+    study = read_study(path)
+    if not study["groups"]:
+        methods = load_params(profile, settings).settings.methods
+        study["groups"] = {"main": {"arms": {name: {"methods": [name]} for name in methods}}}
+    if unknown := set(groups or ()) - set(study["groups"]):
+        known = ", ".join(study["groups"])
+        raise ParamsError(f"{path}: no group {', '.join(sorted(unknown))}; there are {known}")
+    arms = []
+    for group, content in study["groups"].items():
+        if groups is None or group in groups:
+            arms += _arms_of(path, group, content, study["configurations"], settings or {})
+    names = [(arm.configuration, arm.name) for arm in arms]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ParamsError(f"{path}: the arm {', '.join(filter(None, twice[0]))} comes twice")
     return arms
+
+
+def training_runs(arms: Iterable[Arm]) -> dict[str, TrainStage]:
+    """The different training runs of some arms, by hash."""
+    stages = (stage for arm in arms for stage in arm.params.settings.train_stages())
+    return {stage_hash(stage): stage for stage in stages}
+
+
+def _arms_of(
+    path: Path,
+    group: str,
+    content: Any,
+    configurations: dict[str, Any],
+    settings: dict[str, Any],
+) -> Iterator[Arm]:
+    where = f"{path}: groups.{group}"
+    _check_keys(content, _GROUP, where)
+    chosen = content.get("configurations", list(configurations) or [""])
+    if unknown := [name for name in chosen if name and name not in configurations]:
+        known = ", ".join(configurations) or "none"
+        raise ParamsError(f"{where}: no configuration {', '.join(unknown)}; there are: {known}")
+    arms = content.get("arms")
+    if not isinstance(arms, dict):
+        raise ParamsError(f"{where}: arms = {arms!r}: expected a mapping of names to settings")
+    for configuration in chosen:
+        for name, own in arms.items():
+            merged: dict[str, Any] = {}
+            of_configuration = configurations.get(configuration) or {}
+            for level in (of_configuration, content.get("settings", {}), own, settings):
+                merged = merge(merged, level)
+            changes = [merged, *(merge(merged, further) for further in content.get("also", ()))]
+            at_fault = ", ".join(filter(None, [configuration, name]))
+            try:
+                loaded = tuple(load_params(path, change) for change in changes)
+            except ParamsError as error:
+                raise ParamsError(f"{path}: arm {at_fault}: {error}") from error
+            yield Arm(name, group, configuration, loaded)
 
 
 def _check_keys(content: Any, known: set[str], where: str) -> None:

@@ -5,6 +5,9 @@ A params file is an ordinary papermill parameters file with three keys::
     profile: cpu        # names the folder under runs/ and figures/
     submit: false       # whether a notebook may submit jobs to a cluster
     settings: {...}     # the tree typed by `Settings`
+
+It may start from another one (``base: h100``) and change some of its settings. Two more keys make
+it a study (`califkit.runs.arms`).
 """
 
 from __future__ import annotations
@@ -265,14 +268,38 @@ def params_path(profile: str | Path) -> Path:
 
 
 def read_params_file(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file, untyped."""
+    """The profile, submit and settings of a YAML file and of what it starts from, untyped."""
+    raw = _with_base(path, ())
+    return {key: value for key, value in raw.items() if key not in _STUDY}
+
+
+def read_study(path: Path) -> dict[str, dict[str, Any]]:
+    """The configurations and groups of a params file, empty where it has none."""
+    raw = _with_base(path, ())
+    study = {key: raw.get(key) or {} for key in _STUDY}
+    for key, value in study.items():
+        if not isinstance(value, dict):
+            raise ParamsError(f"{path}: {key} = {short(value)}: expected a mapping")
+    return study
+
+
+_STUDY = ("configurations", "groups")
+
+
+def _with_base(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
+    """The mapping in a file, laid over that of its base; a base's arms are not inherited."""
     try:
         raw = read_yaml(path)
     except YamlError as error:
         raise ParamsError(f"{path}: not readable as YAML: {error}") from error
     if not isinstance(raw, dict):
         raise ParamsError(f"{path}: expected a mapping with the key 'profile', got {short(raw)}")
-    return raw
+    if (base := raw.pop("base", None)) is None:
+        return raw
+    if not isinstance(base, str) or params_path(base) in (path, *above):
+        raise ParamsError(f"{path}: base = {short(base)}: expected the name of another params file")
+    inherited = _with_base(params_path(base), (path, *above))
+    return merge({k: v for k, v in inherited.items() if k not in _STUDY}, raw)
 
 
 def merge(base: dict[str, Any], override: dict[str, Any]) -> dict[str, Any]:

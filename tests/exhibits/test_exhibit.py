@@ -6,6 +6,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import papermill
 import pytest
+import yaml
 
 from califkit import exhibits
 from califkit.runs.settings import ParamsError
@@ -50,6 +51,22 @@ def test_overrides_reach_the_settings_and_one_line_says_what_is_open(capsys):
     exhibit = exhibits.open("ci", {"training": {"steps": 5}}, False)
     assert (exhibit.profile, exhibit.settings.training.steps) == ("ci", 5)
     assert capsys.readouterr().out == "profile ci, model tiny-random-llama, judge: none\n"
+
+
+def test_overrides_have_figures_of_their_own(tmp_path, monkeypatch):
+    (tmp_path / "params").symlink_to(ROOT / "params")
+    monkeypatch.setenv("CALIFKIT_ROOT", str(tmp_path))
+    whole_file = yaml.safe_load((ROOT / "params" / "ci.yaml").read_text())["settings"]
+    table = pd.DataFrame({"a": [1]})
+    steps = {"alpha": 0.5, "training": {"steps": 5}}
+    for settings in ({}, whole_file, {"execution": {"workers": 2}}, steps, {"alpha": 0.2}):
+        exhibits.open("ci", settings, False).save("table", table)
+    folder = tmp_path / "figures" / "ci"
+    assert sorted(path.parent.name for path in folder.rglob("table.csv")) == [
+        "alpha=0.2",
+        "alpha=0.5,training.steps=5",
+        "ci",  # as the file says, whether its settings are given again or not
+    ]
 
 
 @pytest.mark.slow
