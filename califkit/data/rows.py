@@ -51,10 +51,20 @@ class UnusableRow(Exception):
         self.kind = kind
 
 
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON; which of two values of one name is meant, nobody knows."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the name {short(twice)} comes twice")
+    return found
+
+
 def decode_line(line: bytes) -> Mapping[str, Any]:
     """The JSON object on one line of a file."""
     try:
-        row = json.loads(line.decode("utf-8"))
+        row = json.loads(line.decode("utf-8"), object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
         raise UnusableRow("bad JSON", f"not a line of JSON in UTF-8: {error}") from error
     if not isinstance(row, Mapping):
@@ -81,7 +91,7 @@ def _canonical(value: Any) -> Any:
 
 def row_key(row: Mapping[str, Any]) -> str:
     key = _required(row, "key")
-    if not isinstance(key, str | int):
+    if not isinstance(key, str | int) or isinstance(key, bool):
         raise UnusableRow("bad field", f"field 'key' must be text or a number, not {short(key)}")
     return valid_text(str(key), "field 'key'", may_be_blank=True)
 

@@ -20,12 +20,21 @@ class YamlError(CalifkitError, ValueError):
 
 
 class _Loader(yaml.SafeLoader):
-    """``72:00:00`` is text, not the number 259200 as in YAML 1.1, whose base 60 nobody means."""
+    """``72:00:00`` is text, not the number 259200 as in YAML 1.1, whose base 60 nobody means; a key
+    twice is an error, not the second value."""
 
     def resolve(self, kind: type, value: Any, implicit: Any) -> str:
         tag = super().resolve(kind, value, implicit)
         is_number = tag.endswith((":int", ":float"))
         return self.DEFAULT_SCALAR_TAG if is_number and ":" in value else tag
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [(key.tag, key.value) for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        for key, _ in node.value:
+            if keys.count((key.tag, key.value)) > 1 and key.tag != "tag:yaml.org,2002:merge":
+                mark = f"line {key.start_mark.line + 1}"
+                raise yaml.constructor.ConstructorError(None, None, f"{mark}: {key.value} twice")
+        return super().construct_mapping(node, deep)
 
 
 def read_yaml(source: Path | str) -> Any:

@@ -44,8 +44,9 @@ def refused(califkit, tmp_path):
 
 
 def with_field(name: str, value: str) -> str:
-    """The row with a field of that JSON text; a later one of the same name counts."""
-    return f"{json.dumps(ROW)[:-1]}, {json.dumps(name)}: {value}}}"
+    """The row with a field of that JSON text."""
+    rest = {key: field for key, field in ROW.items() if key != name}
+    return f"{json.dumps(rest)[:-1]}, {json.dumps(name)}: {value}}}"
 
 
 def commands(path: Path, out: Path) -> dict[str, list]:
@@ -60,6 +61,12 @@ ALL, SCORING = ("verify", "score", "audit"), ("score", "audit")
 ROWS = {
     "nested": (ALL, with_field("more", DEEP), "line 2: not a line of JSON"),
     "key list": (ALL, with_field("key", '["k"]'), "line 2: field 'key' must be text or a number"),
+    "key boolean": (ALL, with_field("key", "true"), "line 2: field 'key' must be text or a number"),
+    "a name twice": (
+        ALL,
+        json.dumps(ROW)[:-1] + ', "response": "another one"}',
+        "line 2: not a line of JSON in UTF-8: the name 'response' comes twice",
+    ),
     "key surrogate": (ALL, with_field("key", r'"\ud800"'), r"field 'key' is not valid Unicode"),
     "key digits": (ALL, with_field("key", "9" * 5000), "line 2: not a line of JSON"),
     "id list": (

@@ -9,7 +9,7 @@ from califkit.judges.rubrics import BENCHMARKS
 from califkit.runs.params import Settings, load_params
 from califkit.runs.settings import RUBRICS, ParamsError
 from califkit.runs.stages import AnchorStage, GenerateStage, ScoreStage, TrainStage, stage_hash
-from califkit.runs.yaml_text import read_yaml
+from califkit.runs.yaml_text import YamlError, read_yaml
 
 PARAMS = Path(__file__).resolve().parents[2] / "params"
 
@@ -183,6 +183,14 @@ def test_settings_from_elsewhere_are_refused_when_they_are_nested_too_deeply():
         tree = {"a": tree}
     with pytest.raises(ParamsError, match="cpu.yaml with overrides: settings: nested too deeply"):
         load_params("cpu", tree)
+
+
+def test_a_key_twice_is_refused():
+    """YAML takes the second; a params file in which a value was changed in one place only."""
+    with pytest.raises(YamlError, match="line 3: alpha twice"):
+        read_yaml("a: &x {alpha: 1}\nb:\n  {alpha: 1, alpha: 2}")
+    merged = read_yaml("a: &x {alpha: 1}\nb: &y {beta: 1}\nc: {<<: [*x, *y], alpha: 2}")
+    assert merged["c"] == {"alpha": 2, "beta": 1}
 
 
 def test_only_clock_times_are_read_otherwise_than_by_yaml():
