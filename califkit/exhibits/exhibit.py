@@ -21,11 +21,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from califkit.exhibits.plots.shared import THEME
-from califkit.exhibits.summary import NO_JUDGE, judges, response_table
+from califkit.exhibits.summary import NO_JUDGE, judges, metrics_by_run, response_table
 from califkit.runs import dispatch
 from califkit.runs.arms import Arm, load_arms
 from califkit.runs.folders import Run
-from califkit.runs.params import Params, Settings, load_params
+from califkit.runs.params import Params, Settings, load_params, merge, params_path, read_study
 from califkit.runs.paths import project_root
 from califkit.runs.settings import ParamsError
 from califkit.runs.stages import Stage
@@ -59,6 +59,29 @@ class Exhibit:
     def arms(self, *groups: str) -> list[Arm]:
         """The arms of the profile, of some groups or all: `califkit.runs.arms.load_arms`."""
         return load_arms(self.profile, self.overrides, groups or None)
+
+    def configurations(self) -> dict[str, Settings]:
+        """The settings of each configuration of the profile's study; of another profile, or of a
+        study of one configuration, its own settings under the name of the model."""
+        named = read_study(params_path(self.profile))["configurations"]
+        if len(named) < 2:
+            return {self.settings.model: self.settings}
+        return {
+            name: load_params(self.profile, merge(settings, self.overrides)).settings
+            for name, settings in named.items()
+        }
+
+    def by_run(self) -> pd.DataFrame:
+        """Every evaluation of every configuration with its metrics, judged if there is a judge:
+        `califkit.exhibits.summary.metrics_by_run`, and ``configuration``."""
+        frames = []
+        for name, settings in self.configurations().items():
+            runs = self.runs(settings.score_stages())
+            quality = self.runs(settings.quality_stages())
+            identified = self.runs(settings.identification_stages())
+            table = metrics_by_run(runs, quality, identified)
+            frames.append(table.assign(configuration=name))
+        return pd.concat(frames, ignore_index=True)
 
     def responses(self) -> pd.DataFrame:
         """Every response of the profile with its scores, judged if there is a judge:

@@ -109,16 +109,17 @@ def _responses_of(run: Run) -> str:
 
 
 def summary_table(by_run: pd.DataFrame) -> pd.DataFrame:
-    """Mean and sample standard deviation over runs, a row a method and metric.
+    """Mean and sample standard deviation over runs, a row a configuration, method and metric.
 
-    Columns: ``method``, ``metric``, ``mean``, ``std`` (NaN for one run), ``runs``, ``judge`` and
-    ``unscored`` (whose response quality this is, and how many responses have none; empty for the
-    other metrics), ``note``. A metric without numbers says why in its note: response quality
+    Columns: ``configuration`` (that of ``by_run``, else empty), ``method``, ``metric``, ``mean``,
+    ``std`` (NaN for one run), ``runs``, ``judge`` and ``unscored`` (whose response quality this is,
+    and how many responses have none; empty for the other metrics), ``note``. A metric without
+    numbers says why in its note: response quality
     without a judge, and a metric that a run leaves undefined because all its answers are empty.
     """
     shown = [*METRICS, *(name for name in IDENTIFICATION if name in by_run), "response_quality"]
     rows = []
-    for method, group in by_run.groupby("method", sort=False):
+    for key, group in _configured(by_run).groupby(["configuration", "method"], sort=False):
         for metric in shown:
             values = pd.to_numeric(group[metric], errors="coerce")  # NO_JUDGE is no number
             undefined = int(values.isna().sum())
@@ -133,9 +134,32 @@ def summary_table(by_run: pd.DataFrame) -> pd.DataFrame:
                 judge = ", ".join(group["judge"].dropna().unique())
                 unscored = group["quality_unscored"].sum()
             runs = len(group) - undefined
-            rows.append((method, metric, mean, std, runs, judge, unscored, note))
-    columns = ["method", "metric", "mean", "std", "runs", "judge", "unscored", "note"]
-    return pd.DataFrame(rows, columns=columns)
+            rows.append((*key, metric, mean, std, runs, judge, unscored, note))
+    columns = ["configuration", "method", "metric", "mean", "std", "runs", "judge"]
+    return pd.DataFrame(rows, columns=[*columns, "unscored", "note"])
+
+
+def _configured(table: pd.DataFrame) -> pd.DataFrame:
+    return table if "configuration" in table else table.assign(configuration="")
+
+
+def over_configurations(summary: pd.DataFrame) -> pd.DataFrame:
+    """A `summary_table` with the averages over its configurations below, as the paper averages: the
+    mean of their means, and the sample deviation over them. A single one is returned as it is.
+
+    A metric that a configuration lacks has no average; its note says so.
+    """
+    if (count := summary["configuration"].nunique()) < 2:
+        return summary
+    rows = []
+    for (method, metric), group in summary.groupby(["method", "metric"], sort=False):
+        row = {"configuration": f"average of the {count}", "method": method, "metric": metric}
+        missing = group["mean"].isna().sum() + count - len(group)
+        mean, std = (np.nan, np.nan) if missing else metrics.mean_and_std(group["mean"])
+        note = f"not measured: {missing} of {count} configurations have no number"
+        row |= {"mean": mean, "std": std, "runs": count - missing, "note": note if missing else ""}
+        rows.append(row | {"judge": ", ".join(dict.fromkeys(filter(None, group["judge"])))})
+    return pd.concat([summary, pd.DataFrame(rows)], ignore_index=True)
 
 
 def summary_in_words(summary: pd.DataFrame) -> pd.DataFrame:
@@ -252,7 +276,8 @@ def beside_paper(
     is no value).
     """
     here = summary[summary["metric"].isin(metric_names)].rename(columns={"mean": "value"})
-    here = here.assign(source="this run", configuration=here_name)
+    names = _configured(here)["configuration"].replace({"": here_name} | paper.CONFIGURATIONS)
+    here = here.assign(source="this run", configuration=names)
     there = paper.table(configurations, MAIN, metric_names)
     there["configuration"] = there["configuration"].map(paper.CONFIGURATIONS)
     there["judge"] = np.where(there["metric"] == "response_quality", paper.JUDGE, "")
@@ -261,31 +286,45 @@ def beside_paper(
     return both[columns]
 
 
-def against_paper(summary: pd.DataFrame, configuration: str = "qwen3-1.7b") -> pd.DataFrame:
+def against_paper(summary: pd.DataFrame) -> pd.DataFrame:
     """Do two policies differ the way they do in the paper? A row a comparison and metric.
 
     Models and scales differ, so only directions are compared. ``difference`` is first minus second;
     ``spread`` is the standard deviation of a difference of two runs, sqrt(std_1^2 + std_2^2);
-    ``paper`` is the paper's difference on ``configuration``. ``judge`` names the judge of response
-    quality here (the paper's is `califkit.exhibits.paper.JUDGE`). ``verdict`` is a sentence; a
-    difference that does not exceed the spread is not called a direction.
+    ``paper`` is the paper's difference on ``paper_configuration``: the same configuration if it is
+    one of the paper's, else Qwen3-1.7B. ``judge`` names the judge of response quality here (the
+    paper's is `califkit.exhibits.paper.JUDGE`). ``verdict`` is a sentence; a difference that does
+    not exceed the spread is not called a direction.
     """
-    cells = summary.set_index(["method", "metric"])
-    methods = [method for method in MAIN if method in cells.index.levels[0]]
-    pairs = [(a, b) for b, a in combinations(methods, 2)]
     rows = []
-    for first, second in pairs:
-        for metric in summary["metric"].unique():
-            a, b = cells.loc[(first, metric)], cells.loc[(second, metric)]
-            difference = a["mean"] - b["mean"]
-            spread = float(np.hypot(a["std"], b["std"]))
-            there = _paper_difference(configuration, first, second, metric)
-            verdict = a["note"] or b["note"] or _direction(difference, spread, there)
-            name = f"{label(first)} minus {label(second)}"
-            means = a["mean"], b["mean"]
-            rows.append((name, metric, *means, difference, spread, there, a["judge"], verdict))
-    columns = ["comparison", "metric", "first", "second", "difference", "spread"]
-    return pd.DataFrame(rows, columns=[*columns, "paper", "judge", "verdict"])
+    for configuration, group in _configured(summary).groupby("configuration", sort=False):
+        known = configuration if configuration in paper.CONFIGURATIONS else "qwen3-1.7b"
+        cells = group.set_index(["method", "metric"])
+        methods = [method for method in MAIN if method in cells.index.levels[0]]
+        for second, first in combinations(methods, 2):
+            for metric in group["metric"].unique():
+                a, b = cells.loc[(first, metric)], cells.loc[(second, metric)]
+                difference = a["mean"] - b["mean"]
+                spread = float(np.hypot(a["std"], b["std"]))
+                there = _paper_difference(known, first, second, metric)
+                verdict = a["note"] or b["note"] or _direction(difference, spread, there)
+                name = f"{label(first)} minus {label(second)}"
+                rows.append(
+                    {
+                        "configuration": configuration,
+                        "comparison": name,
+                        "metric": metric,
+                        "first": a["mean"],
+                        "second": b["mean"],
+                        "difference": difference,
+                        "spread": spread,
+                        "paper": there,
+                        "paper_configuration": paper.CONFIGURATIONS[known],
+                        "judge": a["judge"],
+                        "verdict": verdict,
+                    }
+                )
+    return pd.DataFrame(rows)
 
 
 def _paper_difference(configuration: str, first: str, second: str, metric: str) -> float:

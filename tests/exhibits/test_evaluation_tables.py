@@ -127,6 +127,43 @@ def test_directions_are_compared_with_the_paper():
     assert last["verdict"] == "as in the paper"
 
 
+def test_configurations_are_averaged_and_each_is_compared_with_its_own():
+    rows = [
+        ("qwen3-1.7b", "base", -1.0),
+        ("qwen3-1.7b", "if_rlvr", -2.0),
+        ("qwen3-4b", "base", -2.0),
+        ("qwen3-4b", "if_rlvr", -6.0),
+    ]
+    by_run = pd.DataFrame(rows, columns=["configuration", "method", "loglik"])
+    for name in (*summaries.METRICS, "response_quality"):
+        by_run[name] = by_run["loglik"]
+    by_run = by_run.assign(judge="j", quality_unscored=0)
+    summary = summaries.summary_table(pd.concat([by_run, by_run.assign(loglik=-3.0)]))
+    both = summaries.over_configurations(summary)
+    averages = both[both["configuration"] == "average of the 2"].set_index(["method", "metric"])
+    # Means over runs are -2 and -2.5 for base, -2.5 and -4.5 for IF-RLVR.
+    assert averages.loc[("base", "loglik"), "mean"] == -2.25
+    assert averages.loc[("if_rlvr", "loglik"), "std"] == pytest.approx(2**0.5)
+    gap = summary.copy()
+    gap.loc[(gap["configuration"] == "qwen3-4b") & (gap["metric"] == "loglik"), "mean"] = np.nan
+    note = summaries.over_configurations(gap).set_index(["configuration", "method", "metric"])
+    assert note.loc[("average of the 2", "base", "loglik"), "note"] == (
+        "not measured: 1 of 2 configurations have no number"
+    )
+    one = summary[summary["configuration"] == "qwen3-4b"]
+    assert summaries.over_configurations(one) is one
+    compared = summaries.against_paper(summary).set_index(["configuration", "metric"])
+    assert compared.loc[("qwen3-1.7b", "loglik"), "paper"] == pytest.approx(-5.91 + 1.50)
+    assert compared.loc[("qwen3-4b", "loglik"), "verdict"] == "the paper prints no number"
+    names = summaries.beside_paper(both, "small", ["loglik"], ["average"])["configuration"]
+    assert names.unique().tolist() == [
+        "Qwen3-1.7B",
+        "Qwen3-4B",
+        "average of the 2",
+        "average of the five",
+    ]
+
+
 def test_what_cannot_be_compared_says_why():
     ours = summary(
         ("base", "loglik", -2.0, np.nan),

@@ -270,7 +270,7 @@ def test_the_request_carries_what_the_settings_say():
     assert body["chat_template_kwargs"] == {"enable_thinking": False}
     form = body["response_format"]
     assert form["type"] == "json_schema"
-    assert form["json_schema"]["schema"]["required"] == ["reasoning", "score"]
+    assert form["json_schema"]["schema"]["required"] == ["score"]
 
     _, server = quality(
         [score(7)],
