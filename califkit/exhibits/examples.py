@@ -17,14 +17,16 @@ from califkit.exhibits.methods import label
 from califkit.exhibits.plaintext import block, code_span
 from califkit.exhibits.summary import judges
 from califkit.exhibits.types import measured
+from califkit.verifiers.kinds import asks_for_short_or_copied
 
 
 def repetitions(responses: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     """Responses that repeat themselves, worst first, and the rule in words (Table 6).
 
     Taken from the direct bonus, which the paper shows; without a run of it, from the policies that
-    there are (base only if it is the only one), and the rule says so. A response under two tokens
-    has no distinct-2 and is left out.
+    there are (base only if it is the only one), and the rule says so. The paper's own prompt comes
+    first where it is among the prompts. A response under two tokens has no distinct-2 and is left
+    out.
     """
     methods = [m for m in responses["method"].unique() if m != "base"] or ["base"]
     order = "lowest distinct-2, then highest log-likelihood"
@@ -37,7 +39,19 @@ def repetitions(responses: pd.DataFrame) -> tuple[pd.DataFrame, str]:
         )
     found = responses[responses["method"].isin(methods)].dropna(subset=["distinct_2"])
     found = found.sort_values(["distinct_2", "loglik"], ascending=[True, False], kind="stable")
-    return found.reset_index(drop=True), rule
+    return _papers_first(found, [paper.KEYS[6]], rule)
+
+
+def _papers_first(found: pd.DataFrame, keys: Sequence[str], rule: str) -> tuple[pd.DataFrame, str]:
+    """The rows of the paper's prompts before the others, and that in the rule; one row each."""
+    chosen = found[found["key"].isin(keys)].drop_duplicates("key")
+    if chosen.empty:
+        return found.reset_index(drop=True), rule
+    order = chosen["key"].map(list(keys).index).sort_values().index
+    shown = ", ".join(chosen.loc[order, "key"])
+    rest = found.drop(index=chosen.index)
+    table = pd.concat([chosen.loc[order], rest], ignore_index=True)
+    return table, f"the paper's own prompts (key {shown}); after them: {rule}"
 
 
 def quality_gaps(responses: pd.DataFrame) -> tuple[pd.DataFrame, str]:
@@ -45,13 +59,15 @@ def quality_gaps(responses: pd.DataFrame) -> tuple[pd.DataFrame, str]:
 
     The gap is response quality, base minus IF-RLVR, on the same prompt and evaluation seed.
     Without a judge it is the drop of the log-likelihood, then of the length. Each prompt comes
-    once. Columns: those of ``responses`` (IF-RLVR's), and ``quality_gap``, ``loglik_drop``,
-    ``length_drop``.
+    once; the paper's own two come first where they are among the prompts; those that ask for a
+    short, copied or repeated answer are left out. Columns: those of ``responses`` (IF-RLVR's), and
+    ``quality_gap``, ``loglik_drop``, ``length_drop``.
     """
     table, reason = measured(responses)
     quantities = ["response_quality", "loglik", "tokens"]
     base = table.loc[table["method"] == "base", ["key", "eval_seed", *quantities]]
     passing = table[(table["method"] == "if_rlvr") & table["passes"].astype(bool)]
+    passing = passing[~passing["ids"].map(asks_for_short_or_copied).astype(bool)]
     pairs = passing.merge(base, on=["key", "eval_seed"], suffixes=("", "_base"))
     gaps = ("quality_gap", "loglik_drop", "length_drop")
     for gap, metric in zip(gaps, quantities, strict=True):
@@ -67,7 +83,8 @@ def quality_gaps(responses: pd.DataFrame) -> tuple[pd.DataFrame, str]:
         pairs = pairs.dropna(subset=["quality_gap"])
         rule = "largest gap of response quality, base minus IF-RLVR, where IF-RLVR passes"
     pairs = pairs.sort_values(order, ascending=False, kind="stable").drop_duplicates("key")
-    return pairs[[*responses.columns, *gaps]].reset_index(drop=True), rule
+    rule += ", except where the constraints ask for a short or copied answer"
+    return _papers_first(pairs[[*responses.columns, *gaps]], [paper.KEYS[7], paper.KEYS[8]], rule)
 
 
 def side_by_side(responses: pd.DataFrame, pick: pd.Series, methods: Sequence[str]) -> pd.DataFrame:

@@ -93,6 +93,9 @@ QUERIES = {
 }
 """The prompts of Tables 6 to 8 (Qwen3-1.7B), in our words."""
 
+KEYS = {6: "70", 7: "83", 8: "255"}
+"""Their keys in IFBench."""
+
 
 def value(configuration: str, method: str, metric: str) -> float | None:
     """A printed number, or None if the paper prints none; a name that it does not have is an error.

@@ -1,0 +1,20 @@
+"""What constraints ask of an answer beside being checked: kinds of ids that analyses set apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+SHORT_OR_COPIED = frozenset(
+    {
+        *("format:options", "detectable_format:constrained_response", "combination:repeat_prompt"),
+        *("repeat:repeat_change", "repeat:repeat_simple", "repeat:repeat_span"),
+        *("copy:repeat_phrase", "copy:copying_simple", "copy:copy", "copy:copying_multiple"),
+        "new:copy_span_idx",
+    }
+)
+"""Constraints that ask for a short, copied or repeated answer: one is no sign of hacking then."""
+
+
+def asks_for_short_or_copied(ids: Iterable[str]) -> bool:
+    """Whether one of the constraint ids is among `SHORT_OR_COPIED`."""
+    return not SHORT_OR_COPIED.isdisjoint(ids)
