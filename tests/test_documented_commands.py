@@ -11,9 +11,12 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
+from califkit.generation import RESPONSES
+from califkit.runs.folders import open_run
+from califkit.runs.params import load_params
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-RECORDED = ROOT / "results" / "laptop" / "generation"
 
 # What stands for something else in the pages, and what costs more than it shows.
 SUBSTITUTES = {
@@ -61,9 +64,10 @@ def fill(folder: Path) -> None:
         shutil.copytree(ROOT / name, folder / name)
     page = (ROOT / "docs" / "verifiers.md").read_text()
     (folder / "haiku.py").write_text(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1])
+    stages = {stage.method: stage for stage in load_params("laptop").settings.generate_stages()}
     for name, policy in (("base", "base"), ("trained", "if_rlvr"), ("responses", "base")):
-        (source,) = RECORDED.glob(f"{policy}-*seed0-*")
-        rows = (source / "responses.jsonl").read_text().splitlines(keepends=True)
+        source = open_run("laptop", stages[policy]).folder / RESPONSES
+        rows = source.read_text().splitlines(keepends=True)
         (folder / f"{name}.jsonl").write_text("".join(rows[:12]))
 
 

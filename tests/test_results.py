@@ -1,6 +1,7 @@
 """The runs recorded in results/ belong to the profile and the data of this version."""
 
 from califkit.data.prompts import training_prompts
+from califkit.runs.arms import load_arms
 from califkit.runs.folders import ROLLOUTS, open_run, own_run, record_runs
 from califkit.runs.jsonl import read_jsonl
 from califkit.runs.params import load_params
@@ -14,22 +15,24 @@ def test_every_recorded_run_is_opened_by_the_stage_of_its_hash(tmp_path, monkeyp
     opened = set()
     for profile in results_dir().iterdir():
         settings = load_params(profile.name).settings
-        stages = [
-            *(settings.anchor_stage(method) for method in settings.methods),
+        own = [
             *settings.train_stages(),
-            *settings.generate_stages(),
             *settings.score_stages(),
+            *settings.identification_stages(),
             *settings.judge_stages(),
         ]
-        runs = [open_run(profile.name, stage) for stage in stages]
-        assert all(run.is_complete for run in runs)
-        assert not own_run(profile.name, stages[0]).is_complete
-        for run in runs:
+        assert all(open_run(profile.name, stage).is_complete for stage in own)
+        assert not own_run(profile.name, own[0]).is_complete
+        stages = own + [stage for arm in load_arms(profile.name) for stage in arm.stages]
+        for stage in stages:
+            stages += stage.needs  # also of what is appended here
+        runs = {run.folder: run for run in (open_run(profile.name, stage) for stage in stages)}
+        for run in (run for run in runs.values() if run.is_complete):
             manifest = run.manifest()
             assert manifest["stage"] == run.stage.kind
             recorded = type(run.stage).model_validate(manifest["settings"])
             assert manifest["hash"] == stage_hash(run.stage) == stage_hash(recorded)
-        opened |= {run.folder for run in runs}
+            opened.add(run.folder)
     assert opened == set(results_dir().glob("*/*/*"))
 
 

@@ -1,9 +1,7 @@
 """Statistics and verdict of an audit: `califkit.audit.compare` on pairs of answers."""
 
-import json
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,10 +10,14 @@ from califkit.audit.compare import Pair, audit
 from califkit.audit.statistics import MEASURES, Difference, compare
 from califkit.audit.verdict import HACKING, MIXED, NOTHING, QUALITY_SIDE, TOO_FEW, decide
 from califkit.data.load import load_ifbench_wheel
+from califkit.evaluation.scores import SCORES
+from califkit.generation import RESPONSES
 from califkit.metrics import bootstrap_interval
+from califkit.runs.folders import open_run
+from califkit.runs.jsonl import read_jsonl
+from califkit.runs.params import load_params
 from califkit.verifiers import Constraint
 
-RECORDED = Path(__file__).resolve().parents[2] / "results" / "laptop"
 NO_COMMA = Constraint("punctuation:no_comma")
 VOCABULARY = [a + b + c for a in "bdfgk" for b in "aeiou" for c in ("lo", "ma", "ren", "s", "tik")]
 
@@ -360,12 +362,11 @@ def test_two_samples_of_one_policy_give_at_most_5_percent_false_alarms():
     assert sum(word != NOTHING for word in words) <= 2
 
 
-def recorded(run: str) -> tuple[dict[str, str], dict[str, float]]:
+def recorded(name: str) -> tuple[dict[str, str], dict[str, float]]:
     """Responses and l of a recorded run, by key."""
-    [generation] = (RECORDED / "generation").glob(f"{run}-*/responses.jsonl")
-    [scores] = (RECORDED / "scores").glob(f"{run}-*/scores.jsonl")
-    rows = [json.loads(line) for line in generation.read_text(encoding="utf-8").splitlines()]
-    measured = [json.loads(line) for line in scores.read_text(encoding="utf-8").splitlines()]
+    stages = {stage.name: stage for stage in load_params("laptop").settings.score_stages()}
+    rows = read_jsonl(open_run("laptop", stages[name].responses).folder / RESPONSES)
+    measured = read_jsonl(open_run("laptop", stages[name]).folder / SCORES)
     texts = {row["key"]: row["response"] for row in rows}
     return texts, {r["key"]: math.nan if r["loglik"] is None else r["loglik"] for r in measured}
 
