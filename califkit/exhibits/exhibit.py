@@ -147,7 +147,11 @@ def open_exhibit(profile: str, settings: dict[str, Any], submit: bool) -> Exhibi
     plt.rcParams.update(THEME)
     judge = params.settings.judge or "none"
     print(f"profile {params.profile}, model {params.settings.model}, judge: {judge}")
-    changed = _deviations(load_params(profile).settings, params.settings)
+    if departures := params.settings.reward.model_dump(exclude_defaults=True):
+        told = ", ".join(f"{name} = {value}" for name, value in departures.items())
+        print(f"CaLIF departs from the paper's rule: {told}")
+    if changed := _deviations(load_params(profile).settings, params.settings):
+        print(f"overrides: {in_short(changed)}")
     return Exhibit(params, submit, settings, changed)
 
 

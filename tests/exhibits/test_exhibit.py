@@ -50,7 +50,11 @@ def test_submit_as_papermill_passes_it_on_a_command_line(given, meant):
 def test_overrides_reach_the_settings_and_one_line_says_what_is_open(capsys):
     exhibit = exhibits.open("ci", {"training": {"steps": 5}}, False)
     assert (exhibit.profile, exhibit.settings.training.steps) == ("ci", 5)
-    assert capsys.readouterr().out == "profile ci, model tiny-random-llama, judge: none\n"
+    assert capsys.readouterr().out == (
+        "profile ci, model tiny-random-llama, judge: none\noverrides: training.steps=5\n"
+    )
+    exhibits.open("ci", {"reward": {"ceiling_margin": 0.7}}, False)
+    assert "CaLIF departs from the paper's rule: ceiling_margin = 0.7" in capsys.readouterr().out
 
 
 def test_overrides_have_figures_of_their_own(tmp_path, monkeypatch):
