@@ -24,6 +24,7 @@ from califkit.runs.settings import (
     REGION_METHODS,
     RUBRICS,
     AnchorSettings,
+    CheckpointPair,
     DataSettings,
     Engine,
     EvaluationSettings,
@@ -65,6 +66,7 @@ class Settings(Frozen):
     stronger_judge: str | None = None
     tau: float | None = None
     rubrics: tuple[str, ...] = ()
+    pairs: tuple[CheckpointPair, ...] = ()
     region_draws: Annotated[int, Field(ge=2)] = 8
     train_seeds: tuple[Seed, ...] = (0,)
     eval_seeds: tuple[Seed, ...] = (0, 1, 2)
@@ -90,6 +92,14 @@ class Settings(Frozen):
             raise ValueError(f"{', '.join(unknown)}: rubric benchmarks are {', '.join(RUBRICS)}")
         if len(set(names)) < len(names):
             raise ValueError("a benchmark twice: two sources of one are not averaged")
+        return values
+
+    @field_validator("pairs")
+    @classmethod
+    def _names_differ(cls, values: tuple[CheckpointPair, ...]) -> tuple[CheckpointPair, ...]:
+        names = [pair.name for pair in values]
+        if len(set(names)) < len(names):
+            raise ValueError(f"two pairs of one name: {', '.join(names)}")
         return values
 
     @field_validator("train_seeds", "eval_seeds")
@@ -188,15 +198,29 @@ class Settings(Frozen):
             IdentificationStage(responses=r, identification=how) for r in self.generate_stages()
         ]
 
+    def checkpoint_stages(self, pair: CheckpointPair) -> list[ScoreStage]:
+        """Evaluations of both checkpoints of a pair, the first one's seeds before the second's."""
+        how = ResponseSettings(**self.evaluation.model_dump(exclude={"semantics"}))
+        fixed = {"thinking": self.thinking, "engine": self.engine, "evaluation": how}
+        return [
+            ScoreStage(
+                responses=GenerateStage(model=model, policy=None, seed=seed, **fixed),
+                semantics=self.evaluation.semantics,
+                reference=pair.reference or pair.before,
+            )
+            for model in (pair.before, pair.after)
+            for seed in self.eval_seeds
+        ]
+
     def quality_stages(self) -> list[QualityStage]:
         """Response quality of the same responses; none without a judge."""
-        if (judge := self._judge(self.judge)) is None:
+        if (judge := self.quality_judge()) is None:
             return []
         return [QualityStage(responses=r, judge=judge) for r in self.generate_stages()]
 
     def pairwise_stages(self) -> list[PairwiseStage]:
         """CaLIF against IF-RLVR, first training and evaluation seed (A21); none without a judge."""
-        judge = self._judge(self.judge)
+        judge = self.quality_judge()
         if judge is None or not {"calif", "if_rlvr"} <= set(self.methods):
             return []
         first_of = {r.method: r for r in reversed(self.generate_stages())}
@@ -204,7 +228,7 @@ class Settings(Frozen):
 
     def rubric_stages(self) -> list[RubricStage]:
         """Every policy on every benchmark in ``rubrics``; none without a judge."""
-        if (judge := self._judge(self.judge)) is None:
+        if (judge := self.quality_judge()) is None:
             return []
         return [
             RubricStage(responses=responses, judge=judge)
@@ -215,6 +239,10 @@ class Settings(Frozen):
     def judge_stages(self) -> list[JudgeStage]:
         """All that the profile's judge is asked; nothing without a judge."""
         return [*self.quality_stages(), *self.pairwise_stages(), *self.rubric_stages()]
+
+    def quality_judge(self) -> JudgeModel | None:
+        """Who grades response quality; None without a judge."""
+        return self._judge(self.judge)
 
     def _judge(self, name: str | None) -> JudgeModel | None:
         return None if name is None else self.execution.judge(name).identity()

@@ -153,7 +153,9 @@ class GenerateStage(Stage):
 
 
 class ScoreStage(Stage):
-    """Verdicts, reference log-likelihood and text statistics of generated responses."""
+    """Verdicts, reference log-likelihood and text statistics of generated responses.
+
+    ``reference`` None is the model of the responses: the base policy, whatever was trained."""
 
     kind = "scores"
     command = "califkit evaluate"
@@ -161,6 +163,7 @@ class ScoreStage(Stage):
 
     responses: GenerateStage
     semantics: Semantics = "published"
+    reference: str | None = None
 
     @property
     def name(self) -> str:
