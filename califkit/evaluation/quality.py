@@ -13,7 +13,7 @@ from that file. A stage in which nothing was scored is not completed.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -32,7 +32,7 @@ from califkit.models.resolve import load_tokenizer, resolve
 from califkit.runs.folders import Run, open_run
 from califkit.runs.jsonl import read_jsonl
 from califkit.runs.settings import Execution
-from califkit.runs.stages import GenerateStage, PairwiseStage, QualityStage
+from califkit.runs.stages import GenerateStage, PairwiseStage, QualityStage, stage_hash
 
 QUALITY = "quality.jsonl"
 PAIRS = "pairs.jsonl"
@@ -66,40 +66,73 @@ def judge_pairs(profile: str, stage: PairwiseStage, execution: Execution) -> Run
     return _judged(profile, stage, execution, PAIRS, _pair_row)
 
 
-def quality_by_run(quality_runs: Iterable[Run]) -> pd.DataFrame:
-    """One row a run of a judge: ``method``, ``train_seed``, ``eval_seed``, ``response_quality``
-    (mean of the scored responses, NaN if there is none), ``n``, ``quality_unscored``, ``judge``.
+def quality_by_run(quality_runs: Sequence[Run]) -> pd.DataFrame:
+    """One row for the responses of a run: ``method``, ``train_seed``, ``eval_seed``,
+    ``response_quality`` (mean of the scored responses, NaN if there is none), ``n``,
+    ``quality_unscored`` (by every judge), ``judge`` (as `mean_quality` names them).
 
-    A run with more than one per cent unscored responses is warned of. Raises ValueError for runs
-    of several judges or several wordings of the judge's prompt, whose numbers do not compare.
+    A run of a judge with more than one per cent unscored responses is warned of. Raises as
+    `mean_quality`.
     """
-    rows, versions = [], set()
-    for run in quality_runs:
-        graded = read_jsonl(run.folder / QUALITY)
-        missing = sum(row["value"] is None for row in graded)
-        if missing > _MANY_UNSCORED * len(graded):
-            warnings.warn(
-                f"{run.stage.name}: {missing} of {len(graded)} responses are unscored; the mean "
-                "is over the others",
-                stacklevel=2,
-            )
+    graded, judge = mean_quality(quality_runs)
+    stages = {stage_hash(run.stage.responses): run.stage.responses for run in quality_runs}
+    rows = []
+    for name, stage in stages.items():
+        scores = list(graded[name].values())
         rows.append(
             {
-                **whose(run.stage.responses),
-                "response_quality": metrics.nan_mean(
-                    [np.nan if row["value"] is None else row["value"] for row in graded]
-                ),
-                "n": len(graded),
-                "quality_unscored": missing,
-                "judge": run.stage.judge.name,
+                **whose(stage),
+                "response_quality": metrics.nan_mean(scores),
+                "n": len(scores),
+                "quality_unscored": int(np.isnan(scores).sum()),
+                "judge": judge,
             }
         )
-        versions |= {(run.stage.judge.name, row["prompt_version"]) for row in graded}
-    if len(versions) > 1:
-        named = ", ".join(f"{judge} with prompt {version}" for judge, version in sorted(versions))
-        raise ValueError(f"response quality of different kinds in one table: {named}")
     columns = ["method", "train_seed", "eval_seed", "response_quality", "n", "quality_unscored"]
     return pd.DataFrame(rows, columns=[*columns, "judge"])
+
+
+def mean_quality(quality_runs: Sequence[Run]) -> tuple[dict[str, dict[str, float]], str]:
+    """Response quality by the hash of the responses' stage and by key, and who gave it.
+
+    The quality of a response is the mean over the judges that have scored it (paper, section 1),
+    NaN if none has. One judge is called by its name; of several it is also said how many of the
+    responses each has scored. Raises ValueError if not all responses were put to the same judges,
+    or to one of them in several wordings: such numbers do not compare.
+    """
+    verdicts: dict[str, dict[str, list[float]]] = {}
+    asked: dict[str, set[tuple[str, str]]] = {}
+    of_judge: dict[str, list[float]] = {}
+    for run in quality_runs:
+        name, responses = run.stage.judge.name, stage_hash(run.stage.responses)
+        rows = read_jsonl(run.folder / QUALITY)
+        values = [np.nan if row["value"] is None else float(row["value"]) for row in rows]
+        missing = int(np.isnan(values).sum())
+        if missing > _MANY_UNSCORED * len(values):
+            warnings.warn(
+                f"{run.stage.name}: {missing} of {len(values)} responses are unscored; the mean "
+                "is over the others",
+                stacklevel=3,
+            )
+        of_judge.setdefault(name, []).extend(values)
+        asked.setdefault(responses, set()).update((name, row["prompt_version"]) for row in rows)
+        by_key = verdicts.setdefault(responses, {})
+        for row, value in zip(rows, values, strict=True):
+            by_key.setdefault(row["key"], []).append(value)
+    kinds = sorted(set().union(*asked.values()))
+    if any(len(of) < len(kinds) for of in asked.values()) or len(kinds) > len(of_judge):
+        named = ", ".join(f"{judge} with prompt {version}" for judge, version in kinds)
+        raise ValueError(f"response quality of different kinds in one table: {named}")
+    means = {
+        responses: {key: metrics.nan_mean(values) for key, values in by_key.items()}
+        for responses, by_key in verdicts.items()
+    }
+    return means, ", ".join(_label(*item, alone=len(of_judge) == 1) for item in of_judge.items())
+
+
+def _label(judge: str, values: Sequence[float], alone: bool) -> str:
+    scored = len(values) - int(np.isnan(values).sum())
+    return judge if alone else f"{judge} ({scored} of {len(values)})"
 
 
 def estimates(

@@ -82,6 +82,7 @@ def execution(server: JudgeServer, **changes) -> Execution:
 
 
 JUDGE = JudgeModel(name="grader", model="m")
+STRICT = {"prompt": "strict"}
 
 
 @pytest.fixture
@@ -255,16 +256,49 @@ def test_scores_enter_the_tables_with_their_judge_and_what_is_missing(responses_
     assert table["judge"].tolist() == ["grader"] * 3 + [""] * 3
 
 
-def test_scores_of_two_judges_are_not_put_into_one_table(responses_of):
+def judged_by(names: str, responses: GenerateStage, script=by_length) -> list:
+    """Runs of judges with these names."""
+    runs = []
+    with serve(script) as server:
+        for name in names.split():
+            stage = QualityStage(responses=responses, judge=JudgeModel(name=name, model="m"))
+            runs.append(judge_quality("test", stage, execution(server, name=name)))
+    return runs
+
+
+def test_quality_is_the_mean_over_the_judges_that_have_scored_a_response(responses_of):
     responses = responses_of()
-    other = JUDGE.model_copy(update={"name": "other"})
-    with serve(by_length) as server:
-        stages = [QualityStage(responses=responses, judge=judge) for judge in (JUDGE, other)]
-        runs = [
-            judge_quality("test", stage, execution(server, name=stage.judge.name))
-            for stage in stages
-        ]
+    runs = judged_by("grader", responses)  # 9, 5, 1
+
+    def second(request: Request) -> Play:
+        return says("?") if between_tags(request, "response") == "Blue" else score(2)
+
+    runs += judged_by("other", responses, second)  # 2, none, 2
+    scored = run_stage("test", ScoreStage(responses=responses), Execution())
+    with pytest.warns(UserWarning, match="base-seed0-other: 1 of 3 responses are unscored"):
+        table = response_table("test", [scored], runs)
+    assert table["quality"].tolist() == [5.5, 5.0, 1.5]
+    assert set(table["judge"]) == {"grader (3 of 3), other (2 of 3)"}
+    with pytest.warns(UserWarning, match="unscored"):
+        by_run = metrics_by_run([scored], runs)
+    assert by_run["response_quality"].tolist() == [pytest.approx(4.0)], "over responses, not scores"
+    assert by_run[["n", "quality_unscored"]].to_numpy().tolist() == [[3, 0]]
+    row = summary_table(by_run).set_index("metric").loc["response_quality"]
+    assert (row["mean"], row["judge"]) == (pytest.approx(4.0), "grader (3 of 3), other (2 of 3)")
+
+
+def test_scores_that_do_not_compare_are_not_put_into_one_table(responses_of):
+    two = judged_by("grader other", responses_of())
     with pytest.raises(ValueError, match="different kinds.*grader with prompt.*other with"):
+        quality_by_run([*two, *judged_by("grader", responses_of(seed=1))])
+
+
+def test_one_judge_in_two_wordings_is_not_put_into_one_table(responses_of):
+    runs = judged_by("grader", responses_of())
+    with serve(by_length) as server:
+        stage = QualityStage(responses=responses_of(seed=1), judge=JUDGE.model_copy(update=STRICT))
+        runs.append(judge_quality("test", stage, execution(server, **STRICT)))
+    with pytest.raises(ValueError, match="different kinds.*grader with prompt.*grader with"):
         quality_by_run(runs)
 
 
