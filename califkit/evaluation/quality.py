@@ -22,14 +22,14 @@ import pandas as pd
 
 from califkit import metrics
 from califkit.data.load import DataError, Instance, Loaded
-from califkit.evaluation.judging import judge_facts, judge_of, run_judge
+from califkit.evaluation.judging import judge_facts, run_judge
 from califkit.generation import Answers, load_answers, whose
-from califkit.judges.judge import Estimate, Judge
+from califkit.judges.judge import Judge
 from califkit.judges.prompts import Question, pair_question, quality_question
 from califkit.judges.verdicts import Verdict
 from califkit.models.reasoning import final_answer
 from califkit.models.resolve import load_tokenizer, resolve
-from califkit.runs.folders import Run, open_run
+from califkit.runs.folders import Run
 from califkit.runs.jsonl import read_jsonl
 from califkit.runs.settings import Execution
 from califkit.runs.stages import GenerateStage, PairwiseStage, QualityStage, stage_hash
@@ -135,20 +135,6 @@ def _label(judge: str, values: Sequence[float], alone: bool) -> str:
     return judge if alone else f"{judge} ({scored} of {len(values)})"
 
 
-def estimates(
-    profile: str, stages: Sequence[QualityStage | PairwiseStage], execution: Execution
-) -> dict[str, Estimate]:
-    """What the incomplete stages would take, by name of the judge; the responses must be there."""
-    questions: dict[str, list[Question]] = {}
-    judges: dict[str, Judge] = {}
-    for stage in stages:
-        judges[stage.judge.name] = judge_of(profile, stage, execution)
-        asked = questions.setdefault(stage.judge.name, [])
-        if not open_run(profile, stage).is_complete:
-            asked += [one for _, several in _questions(profile, stage)[0] for one in several]
-    return {name: judges[name].estimate(asked) for name, asked in questions.items()}
-
-
 def _judged(
     profile: str,
     stage: QualityStage | PairwiseStage,
@@ -157,7 +143,7 @@ def _judged(
     row: Callable[[Sequence[Verdict]], dict[str, Any]],
 ) -> Run:
     def grade(judge: Judge) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        asked, loaded = _questions(profile, stage)
+        asked, loaded = quality_questions(profile, stage)
         verdicts = judge.judge_all([question for _, several in asked for question in several])
         judge.check_some_are_scored(verdicts)
         following = iter(verdicts)
@@ -205,7 +191,7 @@ def _pair_row(verdicts: Sequence[Verdict]) -> dict[str, Any]:
     }
 
 
-def _questions(
+def quality_questions(
     profile: str, stage: QualityStage | PairwiseStage
 ) -> tuple[list[tuple[Instance, list[Question]]], Loaded]:
     """What is asked about each prompt: one policy's answer, or two policies' in both orders."""

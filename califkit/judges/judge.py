@@ -42,6 +42,17 @@ class Estimate:
     output_tokens: int
     cost: float | None
 
+    def __add__(self, other: Estimate) -> Estimate:
+        """Both together; no cost unless both have one (in one currency)."""
+        costs = (self.cost, other.cost)
+        return Estimate(
+            self.calls + other.calls,
+            self.cached + other.cached,
+            self.input_tokens + other.input_tokens,
+            self.output_tokens + other.output_tokens,
+            None if None in costs else sum(costs),
+        )
+
     def __str__(self) -> str:
         price = "price not known" if self.cost is None else f"about {self.cost:.2f} in all"
         return (

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import time
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -11,10 +12,10 @@ from judge_server import JudgeServer, Play, Request, error, says, score, serve
 from tiny_thinker import save_thinker
 
 from califkit.data.load import DataError, load_jsonl
+from califkit.evaluation.estimate import estimates
 from califkit.evaluation.quality import (
     PAIRS,
     QUALITY,
-    estimates,
     judge_pairs,
     judge_quality,
     quality_by_run,
@@ -418,6 +419,9 @@ def test_the_estimate_counts_the_calls_that_are_missing(responses_of):
         left = estimates("test", [quality, pairs], how)["grader"]
         assert (left.calls, len(server.requests)) == (2, asked)
         assert left.cost > 0
+        whole = left + left
+        assert (whole.calls, whole.cost) == (4, 2 * left.cost)
+        assert (left + replace(left, cost=None)).cost is None, "what is not known adds to no number"
 
 
 # ---------------------------------------------------------------- the command
@@ -486,16 +490,21 @@ def test_the_command_shows_what_it_takes_asks_above_the_limit_and_prints_the_tab
     califkit, profile, monkeypatch
 ):
     def both(request: Request) -> Play:
-        schema = request.body["response_format"]["json_schema"]["schema"]
-        return score(6) if "score" in schema["properties"] else prefers("!")(request)
+        fields = request.body["response_format"]["json_schema"]["schema"]["properties"]
+        if "criteria" in fields:
+            n = int(re.search(r"exactly (\d+) entries", request.body["messages"][0]["content"])[1])
+            met = [{"reason": "So.", "satisfied": True}] * n
+            return says(json.dumps({"criteria": met, "all_satisfied": True}))
+        return score(6) if "score" in fields else prefers("!")(request)
 
     with serve(both) as server:
-        path = profile(server.url, methods=["if_rlvr", "calif"])
+        path = profile(server.url, methods=["if_rlvr", "calif"], rubrics=["advancedif"])
         code, told, refused = califkit("judge", "--profile", path, "--limit", 3)
         assert code == 2
         calls = int(re.search(r"judge grader: (\d+) calls", told)[1])
-        # Three responses of three policies and three pairs in two orders; equal ones once.
-        assert 3 < calls <= 9 + 6
+        # Three responses of three policies on two benchmarks and three pairs in two orders; equal
+        # questions once.
+        assert 3 < calls <= 9 + 9 + 6
         assert f"{calls} calls are more than --limit 3" in refused
         for name, value in TROUBLE:
             with monkeypatch.context() as environment:
@@ -511,6 +520,7 @@ def test_the_command_shows_what_it_takes_asks_above_the_limit_and_prints_the_tab
         means = [row for row in rows if row and row[0] in ("base", "if_rlvr", "calif")]
         assert [row[-4:] for row in means[:3]] == [["6.000", "3", "0", "grader"]] * 3
         assert means[3][:4] == ["calif", "if_rlvr", "grader", "3"]
+        assert sum("advancedif_micro_rubric_pass" in row and "100.000" in row for row in rows) == 3
         code, told, _ = califkit("judge", "--profile", path, "--limit", 0)
         assert code == 0, "a complete one asks for nothing"
         assert len(server.requests) == calls
