@@ -17,6 +17,7 @@ from califkit.exhibits.methods import label
 from califkit.exhibits.plaintext import block, code_span
 from califkit.exhibits.summary import judges
 from califkit.exhibits.types import measured
+from califkit.verifiers.short_answers import asks_for_short_or_copied
 
 
 def repetitions(responses: pd.DataFrame) -> tuple[pd.DataFrame, str]:
@@ -40,10 +41,37 @@ def repetitions(responses: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     return found.reset_index(drop=True), rule
 
 
+def chosen(
+    responses: pd.DataFrame, found: pd.DataFrame, rule: str, tables: Sequence[int]
+) -> dict[int, tuple[pd.Series, str]]:
+    """A response to show for each of the paper's tables, and why this one; none if there is none.
+
+    Where the paper's own prompt is among ``responses`` it is that, whatever has come of it, and the
+    response of the policy that the table is about: of IF-RLVR, in Table 6 of the direct bonus.
+    Otherwise it is the next of ``found``, which ``rule`` has put in order.
+    """
+    picks = {}
+    for table in tables:
+        key, constraint = paper.PROMPTS[table]
+        same_ids = np.array([list(ids) == [constraint] for ids in responses["ids"]], dtype=bool)
+        own = responses[(responses["key"] == key) & same_ids]
+        about = "direct_bonus" if table == 6 else "if_rlvr"
+        order = ["other", "train_seed", "eval_seed"]
+        own = own.assign(other=own["method"] != about).sort_values(order, kind="stable")
+        if len(own):
+            picks[table] = own.iloc[0], f"the paper's own prompt, IFBench key {key}"
+    taken = [pick["key"] for pick, _ in picks.values()]
+    rest = found[~found["key"].isin(taken)].drop_duplicates("key")
+    others = (pick for _, pick in rest.iterrows())
+    missing = [table for table in tables if table not in picks]
+    return picks | {table: (pick, rule) for table, pick in zip(missing, others, strict=False)}
+
+
 def quality_gaps(responses: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     """Prompts where IF-RLVR passes, the largest gap first, and the rule in words (Tables 7, 8).
 
-    The gap is response quality, base minus IF-RLVR, on the same prompt and evaluation seed.
+    The gap is response quality, base minus IF-RLVR, on the same prompt and evaluation seed. Prompts
+    that ask for a short or copied answer are left out: there it would prove nothing.
     Without a judge it is the drop of the log-likelihood, then of the length. Each prompt comes
     once. Columns: those of ``responses`` (IF-RLVR's), and ``quality_gap``, ``loglik_drop``,
     ``length_drop``.
@@ -52,6 +80,7 @@ def quality_gaps(responses: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     quantities = ["response_quality", "loglik", "tokens"]
     base = table.loc[table["method"] == "base", ["key", "eval_seed", *quantities]]
     passing = table[(table["method"] == "if_rlvr") & table["passes"].astype(bool)]
+    passing = passing[~passing["ids"].map(asks_for_short_or_copied).astype(bool)]
     pairs = passing.merge(base, on=["key", "eval_seed"], suffixes=("", "_base"))
     gaps = ("quality_gap", "loglik_drop", "length_drop")
     for gap, metric in zip(gaps, quantities, strict=True):
