@@ -6,7 +6,6 @@ and what the texts show by themselves), with bootstrap intervals over prompts, a
 into a verdict. Files are read in `califkit.audit.files`, pages written in `califkit.audit.page`.
 
 >>> from califkit.verifiers import Constraint
-from califkit.verifiers.kinds import asks_for_short_or_copied
 >>> no_comma = (Constraint("punctuation:no_comma"),)
 >>> pairs = [Pair("What is tea?", no_comma, "A drink, mostly hot.", "Tea")]
 >>> audit(pairs).verdict.word
@@ -23,18 +22,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from califkit.audit.signals import (
-    Signal,
-    find_signals,
-    length,
-    text_distinct_2,
-)
+from califkit.audit.signals import Signal, find_signals, length, text_distinct_2
 from califkit.audit.statistics import MEASURES, Difference, Values, compare
 from califkit.audit.verdict import Verdict, decide
 from califkit.evaluation.verdicts import PUBLISHED, Verdicts, verify_many
 from califkit.metrics import TRANSITIONS, change_by_transition, nan_mean, transitions
 from califkit.verifiers import Constraint
-from califkit.verifiers.kinds import asks_for_short_or_copied
+from califkit.verifiers.short_answers import asks_for_short_or_copied
 
 N_EXAMPLES = 10
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from califkit.metrics import distinct_2
 from califkit.verifiers import Constraint
-from califkit.verifiers.kinds import asks_for_short_or_copied
+from califkit.verifiers.short_answers import asks_for_short_or_copied
 
 LOGLIK_DROP = 2.0
 """Nats per token that l lies under that of the other response. Two samples of one policy rarely
@@ -205,11 +205,12 @@ def find_signals(
     """All signals of a response beside the other policy's, by name.
 
     The texts are without reasoning, ``wording`` has the constraints as the prompt words them.
-    Constraints that ask for short or copied answers switch the signals of the text off. The numbers
-    are of the response and of the other one, NaN where not measured.
+    Constraints that ask for a short or copied answer switch the signals of the text off (the
+    likelihood drop stays). The numbers are of the response and of the other one, NaN where not
+    measured.
     """
     found = [loglik_drop(*logliks), quality_drop(*qualities), request_lost(*identified)]
-    if not asks_for_short_or_copied(c.id for c in constraints):
+    if not asks_for_short_or_copied(constraint.id for constraint in constraints):
         found += [
             near_empty(text),
             length_collapse(text, other, constraints),

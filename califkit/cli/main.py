@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -190,13 +191,16 @@ def judge(
     yes: Annotated[bool, typer.Option("--yes", help="Make the calls, however many.")] = False,
     override: Override = [],  # noqa: B006
 ) -> None:
-    """Have the profile's judge grade its responses, and CaLIF against IF-RLVR (tables 2 and 5).
+    """Have the profile's judges grade its responses, CaLIF against IF-RLVR, and the rubrics.
 
-    What is missing of responses and policies is computed first. Then the number of calls and, if
-    the judge has prices, their cost are shown; calls whose answers are there already are free.
+    What is missing of responses and policies is computed first. Then the calls for all of it, their
+    tokens and, if the judges have prices, their cost are shown, before the first call is made;
+    calls whose answers are there already are free.
     """
-    from califkit.evaluation.quality import estimates, quality_by_run
+    from califkit.evaluation.estimate import estimates
+    from califkit.evaluation.quality import quality_by_run
     from califkit.exhibits.pairs import pair_table
+    from califkit.exhibits.rubrics import by_run, rubric_table
 
     params = _params(profile, override)
     settings, execution = params.settings, params.settings.execution
@@ -206,18 +210,28 @@ def judge(
             f"profile {params.profile} has no judge: describe one in settings.execution.judges and "
             f"name it in settings.judge (--set judge=NAME); described there: {known}"
         )
-    grades, pairs = settings.quality_stages(), settings.pairwise_stages()
+    parts = (settings.quality_stages(), settings.pairwise_stages(), settings.rubric_stages())
+    stages = [stage for part in parts for stage in part]
 
     def tell_calls() -> None:
-        expected = estimates(params.profile, [*grades, *pairs], execution)
+        expected = estimates(params.profile, stages, execution)
         for name, estimate in expected.items():
             typer.echo(f"judge {name}: {estimate}")
-        calls = sum(estimate.calls for estimate in expected.values())
-        if calls > limit and not yes:
-            raise Unusable(f"{calls} calls are more than --limit {limit}; add --yes to make them")
+        first, *others = expected.values()
+        total = sum(others, first)
+        if others:
+            typer.echo(f"{len(expected)} judges together: {total}")
+        if total.calls > limit and not yes:
+            raise Unusable(
+                f"{total.calls} calls are more than --limit {limit}; add --yes to make them"
+            )
 
-    runs = _compute(params, [*grades, *pairs], show=False, before_judging=tell_calls)
-    for table in (quality_by_run(runs[: len(grades)]), pair_table(runs[len(grades) :])):
+    runs = iter(_compute(params, stages, show=False, before_judging=tell_calls))
+    graded, paired, met = (list(islice(runs, len(part))) for part in parts)
+    tables = [quality_by_run(graded), pair_table(paired)]
+    if met:
+        tables.append(rubric_table(by_run(met), settings))
+    for table in tables:
         if len(table):
             show_table(table, digits=3)
 

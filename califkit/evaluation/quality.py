@@ -13,7 +13,7 @@ from that file. A stage in which nothing was scored is not completed.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -22,17 +22,17 @@ import pandas as pd
 
 from califkit import metrics
 from califkit.data.load import DataError, Instance, Loaded
-from califkit.evaluation.judging import judge_facts, judge_of, run_judge
+from califkit.evaluation.judging import judge_facts, run_judge
 from califkit.generation import Answers, load_answers, whose
-from califkit.judges.judge import Estimate, Judge
+from califkit.judges.judge import Judge
 from califkit.judges.prompts import Question, pair_question, quality_question
 from califkit.judges.verdicts import Verdict
 from califkit.models.reasoning import final_answer
 from califkit.models.resolve import load_tokenizer, resolve
-from califkit.runs.folders import Run, open_run
+from califkit.runs.folders import Run
 from califkit.runs.jsonl import read_jsonl
 from califkit.runs.settings import Execution
-from califkit.runs.stages import GenerateStage, PairwiseStage, QualityStage
+from califkit.runs.stages import GenerateStage, PairwiseStage, QualityStage, stage_hash
 
 QUALITY = "quality.jsonl"
 PAIRS = "pairs.jsonl"
@@ -66,54 +66,73 @@ def judge_pairs(profile: str, stage: PairwiseStage, execution: Execution) -> Run
     return _judged(profile, stage, execution, PAIRS, _pair_row)
 
 
-def quality_by_run(quality_runs: Iterable[Run]) -> pd.DataFrame:
-    """One row a run of a judge: ``method``, ``train_seed``, ``eval_seed``, ``response_quality``
-    (mean of the scored responses, NaN if there is none), ``n``, ``quality_unscored``, ``judge``.
+def quality_by_run(quality_runs: Sequence[Run]) -> pd.DataFrame:
+    """One row for the responses of a run: ``method``, ``train_seed``, ``eval_seed``,
+    ``response_quality`` (mean of the scored responses, NaN if there is none), ``n``,
+    ``quality_unscored`` (by every judge), ``judge`` (as `mean_quality` names them).
 
-    A run with more than one per cent unscored responses is warned of. Raises ValueError for runs
-    of several judges or several wordings of the judge's prompt, whose numbers do not compare.
+    A run of a judge with more than one per cent unscored responses is warned of. Raises as
+    `mean_quality`.
     """
-    rows, versions = [], set()
-    for run in quality_runs:
-        graded = read_jsonl(run.folder / QUALITY)
-        missing = sum(row["value"] is None for row in graded)
-        if missing > _MANY_UNSCORED * len(graded):
-            warnings.warn(
-                f"{run.stage.name}: {missing} of {len(graded)} responses are unscored; the mean "
-                "is over the others",
-                stacklevel=2,
-            )
+    graded, judge = mean_quality(quality_runs)
+    stages = {stage_hash(run.stage.responses): run.stage.responses for run in quality_runs}
+    rows = []
+    for name, stage in stages.items():
+        scores = list(graded[name].values())
         rows.append(
             {
-                **whose(run.stage.responses),
-                "response_quality": metrics.nan_mean(
-                    [np.nan if row["value"] is None else row["value"] for row in graded]
-                ),
-                "n": len(graded),
-                "quality_unscored": missing,
-                "judge": run.stage.judge.name,
+                **whose(stage),
+                "response_quality": metrics.nan_mean(scores),
+                "n": len(scores),
+                "quality_unscored": int(np.isnan(scores).sum()),
+                "judge": judge,
             }
         )
-        versions |= {(run.stage.judge.name, row["prompt_version"]) for row in graded}
-    if len(versions) > 1:
-        named = ", ".join(f"{judge} with prompt {version}" for judge, version in sorted(versions))
-        raise ValueError(f"response quality of different kinds in one table: {named}")
     columns = ["method", "train_seed", "eval_seed", "response_quality", "n", "quality_unscored"]
     return pd.DataFrame(rows, columns=[*columns, "judge"])
 
 
-def estimates(
-    profile: str, stages: Sequence[QualityStage | PairwiseStage], execution: Execution
-) -> dict[str, Estimate]:
-    """What the incomplete stages would take, by name of the judge; the responses must be there."""
-    questions: dict[str, list[Question]] = {}
-    judges: dict[str, Judge] = {}
-    for stage in stages:
-        judges[stage.judge.name] = judge_of(profile, stage, execution)
-        asked = questions.setdefault(stage.judge.name, [])
-        if not open_run(profile, stage).is_complete:
-            asked += [one for _, several in _questions(profile, stage.needs)[0] for one in several]
-    return {name: judges[name].estimate(asked) for name, asked in questions.items()}
+def mean_quality(quality_runs: Sequence[Run]) -> tuple[dict[str, dict[str, float]], str]:
+    """Response quality by the hash of the responses' stage and by key, and who gave it.
+
+    The quality of a response is the mean over the judges that have scored it (paper, section 1),
+    NaN if none has. One judge is called by its name; of several it is also said how many of the
+    responses each has scored. Raises ValueError if not all responses were put to the same judges,
+    or to one of them in several wordings: such numbers do not compare.
+    """
+    verdicts: dict[str, dict[str, list[float]]] = {}
+    asked: dict[str, set[tuple[str, str]]] = {}
+    of_judge: dict[str, list[float]] = {}
+    for run in quality_runs:
+        name, responses = run.stage.judge.name, stage_hash(run.stage.responses)
+        rows = read_jsonl(run.folder / QUALITY)
+        values = [np.nan if row["value"] is None else float(row["value"]) for row in rows]
+        missing = int(np.isnan(values).sum())
+        if missing > _MANY_UNSCORED * len(values):
+            warnings.warn(
+                f"{run.stage.name}: {missing} of {len(values)} responses are unscored; the mean "
+                "is over the others",
+                stacklevel=3,
+            )
+        of_judge.setdefault(name, []).extend(values)
+        asked.setdefault(responses, set()).update((name, row["prompt_version"]) for row in rows)
+        by_key = verdicts.setdefault(responses, {})
+        for row, value in zip(rows, values, strict=True):
+            by_key.setdefault(row["key"], []).append(value)
+    kinds = sorted(set().union(*asked.values()))
+    if any(len(of) < len(kinds) for of in asked.values()) or len(kinds) > len(of_judge):
+        named = ", ".join(f"{judge} with prompt {version}" for judge, version in kinds)
+        raise ValueError(f"response quality of different kinds in one table: {named}")
+    means = {
+        responses: {key: metrics.nan_mean(values) for key, values in by_key.items()}
+        for responses, by_key in verdicts.items()
+    }
+    return means, ", ".join(_label(*item, alone=len(of_judge) == 1) for item in of_judge.items())
+
+
+def _label(judge: str, values: Sequence[float], alone: bool) -> str:
+    scored = len(values) - int(np.isnan(values).sum())
+    return judge if alone else f"{judge} ({scored} of {len(values)})"
 
 
 def _judged(
@@ -124,7 +143,7 @@ def _judged(
     row: Callable[[Sequence[Verdict]], dict[str, Any]],
 ) -> Run:
     def grade(judge: Judge) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        asked, loaded = _questions(profile, stage.needs)
+        asked, loaded = quality_questions(profile, stage)
         verdicts = judge.judge_all([question for _, several in asked for question in several])
         judge.check_some_are_scored(verdicts)
         following = iter(verdicts)
@@ -172,10 +191,11 @@ def _pair_row(verdicts: Sequence[Verdict]) -> dict[str, Any]:
     }
 
 
-def _questions(
-    profile: str, stages: Sequence[GenerateStage]
+def quality_questions(
+    profile: str, stage: QualityStage | PairwiseStage
 ) -> tuple[list[tuple[Instance, list[Question]]], Loaded]:
     """What is asked about each prompt: one policy's answer, or two policies' in both orders."""
+    stages = stage.needs
     several = [load_answers(profile, stage) for stage in stages]
     texts = [_texts(answers, stage) for answers, stage in zip(several, stages, strict=True)]
     if lonely := sorted(set(texts[0]) ^ set(texts[-1])):
@@ -188,7 +208,7 @@ def _questions(
         instance = several[0].instances[key]
         first, second = texts[0][key], texts[-1][key]
         if len(stages) == 1:
-            questions = [quality_question(instance.x, first)]
+            questions = [quality_question(instance.x, first, stage.judge.prompt)]
         else:
             orders = [(first, second), (second, first)]
             questions = [pair_question(instance.x, *order) for order in orders]

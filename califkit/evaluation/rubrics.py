@@ -69,6 +69,19 @@ def judge_rubrics(profile: str, stage: RubricStage, execution: Execution) -> Run
     return run_judge(profile, stage, execution, RUBRICS, grade)
 
 
+def rubric_questions(profile: str, stage: RubricStage) -> list[Question]:
+    """What `judge_rubrics` asks about the responses, which must be there."""
+    asked: list[Question] = []
+
+    def note(questions: Sequence[Question]) -> list[Verdict]:
+        asked.extend(questions)
+        return [Verdict("missing")] * len(questions)
+
+    benchmark, loaded = rubric_items(stage.responses.evaluation)
+    judge_responses(benchmark, loaded.items, _answers(profile, stage.responses), note)
+    return asked
+
+
 def _answers(profile: str, stage: GenerateStage) -> dict[str, str]:
     """What is judged, by item: the answer after the reasoning, else the response as it stands (the
     rules compare whole texts, white space included)."""

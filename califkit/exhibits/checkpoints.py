@@ -8,7 +8,6 @@ import pandas as pd
 from califkit.exhibits.exhibit import Exhibit
 from califkit.exhibits.summary import metrics_by_run, summary_table
 from califkit.runs.settings import CheckpointPair
-from califkit.runs.stages import QualityStage
 
 METRICS = {
     "prompt_level_loose_acc": 1,
@@ -33,8 +32,7 @@ def pair_table(exhibit: Exhibit) -> pd.DataFrame:
 
 def _of_checkpoints(exhibit: Exhibit, pair: CheckpointPair) -> pd.DataFrame:
     stages = exhibit.settings.checkpoint_stages(pair)
-    judge = exhibit.settings.quality_judge()
-    graded = [QualityStage(responses=s.responses, judge=judge) for s in stages] if judge else []
+    graded = exhibit.settings.quality_of(stage.responses for stage in stages)
     runs, quality = exhibit.runs(stages), exhibit.runs(graded)
     frames = []
     for side, model in (("before", pair.before), ("after", pair.after)):

@@ -17,16 +17,15 @@ from califkit.exhibits.methods import label
 from califkit.exhibits.plaintext import block, code_span
 from califkit.exhibits.summary import judges
 from califkit.exhibits.types import measured
-from califkit.verifiers.kinds import asks_for_short_or_copied
+from califkit.verifiers.short_answers import asks_for_short_or_copied
 
 
 def repetitions(responses: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     """Responses that repeat themselves, worst first, and the rule in words (Table 6).
 
     Taken from the direct bonus, which the paper shows; without a run of it, from the policies that
-    there are (base only if it is the only one), and the rule says so. The paper's own prompt comes
-    first where it is among the prompts. A response under two tokens has no distinct-2 and is left
-    out.
+    there are (base only if it is the only one), and the rule says so. A response under two tokens
+    has no distinct-2 and is left out.
     """
     methods = [m for m in responses["method"].unique() if m != "base"] or ["base"]
     order = "lowest distinct-2, then highest log-likelihood"
@@ -39,29 +38,43 @@ def repetitions(responses: pd.DataFrame) -> tuple[pd.DataFrame, str]:
         )
     found = responses[responses["method"].isin(methods)].dropna(subset=["distinct_2"])
     found = found.sort_values(["distinct_2", "loglik"], ascending=[True, False], kind="stable")
-    return _papers_first(found, [paper.KEYS[6]], rule)
+    return found.reset_index(drop=True), rule
 
 
-def _papers_first(found: pd.DataFrame, keys: Sequence[str], rule: str) -> tuple[pd.DataFrame, str]:
-    """The rows of the paper's prompts before the others, and that in the rule; one row each."""
-    chosen = found[found["key"].isin(keys)].drop_duplicates("key")
-    if chosen.empty:
-        return found.reset_index(drop=True), rule
-    order = chosen["key"].map(list(keys).index).sort_values().index
-    shown = ", ".join(chosen.loc[order, "key"])
-    rest = found.drop(index=chosen.index)
-    table = pd.concat([chosen.loc[order], rest], ignore_index=True)
-    return table, f"the paper's own prompts (key {shown}); after them: {rule}"
+def chosen(
+    responses: pd.DataFrame, found: pd.DataFrame, rule: str, tables: Sequence[int]
+) -> dict[int, tuple[pd.Series, str]]:
+    """A response to show for each of the paper's tables, and why this one; none if there is none.
+
+    Where the paper's own prompt is among ``responses`` it is that, whatever has come of it, and the
+    response of the policy that the table is about: of IF-RLVR, in Table 6 of the direct bonus.
+    Otherwise it is the next of ``found``, which ``rule`` has put in order.
+    """
+    picks = {}
+    for table in tables:
+        key, constraint = paper.PROMPTS[table]
+        same_ids = np.array([list(ids) == [constraint] for ids in responses["ids"]], dtype=bool)
+        own = responses[(responses["key"] == key) & same_ids]
+        about = "direct_bonus" if table == 6 else "if_rlvr"
+        order = ["other", "train_seed", "eval_seed"]
+        own = own.assign(other=own["method"] != about).sort_values(order, kind="stable")
+        if len(own):
+            picks[table] = own.iloc[0], f"the paper's own prompt, IFBench key {key}"
+    taken = [pick["key"] for pick, _ in picks.values()]
+    rest = found[~found["key"].isin(taken)].drop_duplicates("key")
+    others = (pick for _, pick in rest.iterrows())
+    missing = [table for table in tables if table not in picks]
+    return picks | {table: (pick, rule) for table, pick in zip(missing, others, strict=False)}
 
 
 def quality_gaps(responses: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     """Prompts where IF-RLVR passes, the largest gap first, and the rule in words (Tables 7, 8).
 
-    The gap is response quality, base minus IF-RLVR, on the same prompt and evaluation seed.
+    The gap is response quality, base minus IF-RLVR, on the same prompt and evaluation seed. Prompts
+    that ask for a short or copied answer are left out: there it would prove nothing.
     Without a judge it is the drop of the log-likelihood, then of the length. Each prompt comes
-    once; the paper's own two come first where they are among the prompts; those that ask for a
-    short, copied or repeated answer are left out. Columns: those of ``responses`` (IF-RLVR's), and
-    ``quality_gap``, ``loglik_drop``, ``length_drop``.
+    once. Columns: those of ``responses`` (IF-RLVR's), and ``quality_gap``, ``loglik_drop``,
+    ``length_drop``.
     """
     table, reason = measured(responses)
     quantities = ["response_quality", "loglik", "tokens"]
@@ -83,8 +96,7 @@ def quality_gaps(responses: pd.DataFrame) -> tuple[pd.DataFrame, str]:
         pairs = pairs.dropna(subset=["quality_gap"])
         rule = "largest gap of response quality, base minus IF-RLVR, where IF-RLVR passes"
     pairs = pairs.sort_values(order, ascending=False, kind="stable").drop_duplicates("key")
-    rule += ", except where the constraints ask for a short or copied answer"
-    return _papers_first(pairs[[*responses.columns, *gaps]], [paper.KEYS[7], paper.KEYS[8]], rule)
+    return pairs[[*responses.columns, *gaps]].reset_index(drop=True), rule
 
 
 def side_by_side(responses: pd.DataFrame, pick: pd.Series, methods: Sequence[str]) -> pd.DataFrame:

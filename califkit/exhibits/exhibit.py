@@ -145,7 +145,7 @@ def open_exhibit(profile: str, settings: dict[str, Any], submit: bool) -> Exhibi
     pd.set_option("display.float_format", "{:.4g}".format)
     pd.set_option("display.max_colwidth", 300, "display.max_rows", 80)
     plt.rcParams.update(THEME)
-    judge = params.settings.judge or "none"
+    judge = ", ".join(params.settings.judges()) or "none"
     print(f"profile {params.profile}, model {params.settings.model}, judge: {judge}")
     if departures := params.settings.reward.model_dump(exclude_defaults=True):
         told = ", ".join(f"{name} = {value}" for name, value in departures.items())

@@ -86,6 +86,9 @@ LEADING_TYPE = "words"
 """The constraint type that leads in Fig. 7: hardest for the base policy; under IF-RLVR the one that
 gains most Constraint Satisfaction and loses most response quality and length."""
 
+PROMPTS = {6: ("70", "format:emoji"), 7: ("83", "format:list"), 8: ("255", "words:repeats")}
+"""Key in IFBench and constraint id of the prompts of Tables 6 to 8."""
+
 QUERIES = {
     6: "IFBench key 70 (format:emoji): relativistic speed, an emoji after every sentence",
     7: "IFBench key 83 (format:list): define four kinds of music, with !?!? as the bullet",

@@ -11,7 +11,7 @@ import pandas as pd
 
 from califkit import metrics
 from califkit.evaluation.identification import identification_of, identified_answers
-from califkit.evaluation.quality import QUALITY, quality_by_run
+from califkit.evaluation.quality import mean_quality, quality_by_run
 from califkit.evaluation.scores import SCORES
 from califkit.exhibits import paper
 from califkit.exhibits.methods import MAIN, arm_names, label
@@ -73,8 +73,8 @@ def metrics_by_run(
     With ``identification_runs`` come the columns of `IDENTIFICATION` and ``requests`` (K).
     Warns and raises as `califkit.evaluation.quality.quality_by_run`.
     """
-    quality = quality_by_run(quality_runs)
-    graded = dict(zip(map(_responses_of, quality_runs), quality.to_dict("records"), strict=True))
+    responses = dict.fromkeys(map(_responses_of, quality_runs))
+    graded = dict(zip(responses, quality_by_run(quality_runs).to_dict("records"), strict=True))
     identified = {_responses_of(run): run for run in identification_runs}
     runs = list(runs)
     names = _names(runs)
@@ -193,11 +193,11 @@ def response_table(
     """Every scored response with its text, a row each.
 
     Columns: ``method`` (as in `metrics_by_run`), ``train_seed``, ``eval_seed``, ``prompt``,
-    ``response``, ``passes`` (all constraints hold, loosely), those of `SCORES`, ``quality`` (NaN
-    where not measured or unscored), ``judge`` (empty where not measured) and ``information`` (of
-    request identification, in nats; NaN where not measured).
+    ``response``, ``passes`` (all constraints hold, loosely), those of `SCORES`, ``quality`` (mean
+    over the judges; NaN where not measured or unscored), ``judge`` (empty where not measured) and
+    ``information`` (of request identification, in nats; NaN where not measured).
     """
-    graded = {_responses_of(run): run for run in quality_runs}
+    graded, judge = mean_quality(quality_runs)
     identified = {_responses_of(run): run for run in identification_runs}
     runs = list(runs)
     names = _names(runs)
@@ -206,10 +206,7 @@ def response_table(
         stage = run.stage.responses
         folder = open_run(profile, stage).folder
         texts = {row["key"]: row for row in read_jsonl(folder / RESPONSES)}
-        judged = graded.get(_responses_of(run))
-        quality = (
-            {r["key"]: r["value"] for r in read_jsonl(judged.folder / QUALITY)} if judged else {}
-        )
+        quality = graded.get(_responses_of(run), {})
         same = identified.get(_responses_of(run))
         told = identified_answers(same).set_index("key")["information"] if same else {}
         for score in read_jsonl(run.folder / SCORES):
@@ -222,7 +219,7 @@ def response_table(
                     "passes": all(score["loose"]),
                     **score,
                     "quality": quality.get(score["key"]),
-                    "judge": judged.stage.judge.name if judged else "",
+                    "judge": judge if quality else "",
                     "information": told.get(score["key"]),
                 }
             )

@@ -42,6 +42,17 @@ class Estimate:
     output_tokens: int
     cost: float | None
 
+    def __add__(self, other: Estimate) -> Estimate:
+        """Both together; no cost unless both have one (in one currency)."""
+        costs = (self.cost, other.cost)
+        return Estimate(
+            self.calls + other.calls,
+            self.cached + other.cached,
+            self.input_tokens + other.input_tokens,
+            self.output_tokens + other.output_tokens,
+            None if None in costs else sum(costs),
+        )
+
     def __str__(self) -> str:
         price = "price not known" if self.cost is None else f"about {self.cost:.2f} in all"
         return (
@@ -83,7 +94,8 @@ class Judge:
 
     def quality(self, items: Sequence[tuple[str, str]]) -> list[Verdict]:
         """Response Quality of every (x, y): an integer from 1 to 10 (paper, section 1)."""
-        return self.judge_all([quality_question(x, y) for x, y in items])
+        prompt = self.settings.prompt
+        return self.judge_all([quality_question(x, y, prompt) for x, y in items])
 
     def judge_all(self, questions: Sequence[Question]) -> list[Verdict]:
         """`judge_all_async` for callers that do not await, inside a running event loop or not."""

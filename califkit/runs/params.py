@@ -12,6 +12,7 @@ it a study (`califkit.runs.arms`).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -61,7 +62,7 @@ class Settings(Frozen):
     methods: tuple[Method, ...] = ("if_rlvr", "calif")
     alpha: Positive = 0.1
     reward: RewardOptions = RewardOptions()
-    judge: str | None = None
+    judge: str | tuple[str, ...] | None = None
     self_judge: str | None = None
     stronger_judge: str | None = None
     tau: float | None = None
@@ -134,9 +135,18 @@ class Settings(Frozen):
                 )
         return self
 
+    @field_validator("judge")
+    @classmethod
+    def _distinct_judges(cls, value: Any) -> Any:
+        if isinstance(value, tuple) and not 0 < len(set(value)) == len(value):
+            raise ValueError("needs a name, a list of distinct names, or null")
+        return value
+
     @model_validator(mode="after")
     def _judges_are_known(self) -> Settings:
-        for key in ("judge", *JUDGE_METHODS):
+        for judge in self.judges():
+            self.execution.judge(judge)
+        for key in JUDGE_METHODS:
             name = getattr(self, key)
             if name is not None:
                 self.execution.judge(name)
@@ -145,6 +155,11 @@ class Settings(Frozen):
                     f"methods has {key}, but the setting {key} names no judge of execution.judges"
                 )
         return self
+
+    def judges(self) -> tuple[str, ...]:
+        """Names of the judges of response quality; the first also compares pairs and rubrics."""
+        judges = () if self.judge is None else self.judge
+        return (judges,) if isinstance(judges, str) else judges
 
     def anchor_stage(self, method: str = "calif") -> AnchorStage:
         """The bounds that a method needs: the region methods take `region_draws` draws a side."""
@@ -213,14 +228,18 @@ class Settings(Frozen):
         ]
 
     def quality_stages(self) -> list[QualityStage]:
-        """Response quality of the same responses; none without a judge."""
-        if (judge := self.quality_judge()) is None:
-            return []
-        return [QualityStage(responses=r, judge=judge) for r in self.generate_stages()]
+        """Response quality of the same responses, judge by judge; none without a judge."""
+        return self.quality_of(self.generate_stages())
+
+    def quality_of(self, responses: Iterable[GenerateStage]) -> list[QualityStage]:
+        """Response quality of some responses, judge by judge."""
+        stages = list(responses)
+        judges = [self._judge(name) for name in self.judges()]
+        return [QualityStage(responses=stage, judge=judge) for judge in judges for stage in stages]
 
     def pairwise_stages(self) -> list[PairwiseStage]:
         """CaLIF against IF-RLVR, first training and evaluation seed (A21); none without a judge."""
-        judge = self.quality_judge()
+        judge = self._first_judge()
         if judge is None or not {"calif", "if_rlvr"} <= set(self.methods):
             return []
         first_of = {r.method: r for r in reversed(self.generate_stages())}
@@ -228,7 +247,7 @@ class Settings(Frozen):
 
     def rubric_stages(self) -> list[RubricStage]:
         """Every policy on every benchmark in ``rubrics``; none without a judge."""
-        if (judge := self.quality_judge()) is None:
+        if (judge := self._first_judge()) is None:
             return []
         return [
             RubricStage(responses=responses, judge=judge)
@@ -237,15 +256,14 @@ class Settings(Frozen):
         ]
 
     def judge_stages(self) -> list[JudgeStage]:
-        """All that the profile's judge is asked; nothing without a judge."""
+        """All that the profile's judges are asked; nothing without a judge."""
         return [*self.quality_stages(), *self.pairwise_stages(), *self.rubric_stages()]
 
-    def quality_judge(self) -> JudgeModel | None:
-        """Who grades response quality; None without a judge."""
-        return self._judge(self.judge)
+    def _first_judge(self) -> JudgeModel | None:
+        return next(map(self._judge, self.judges()), None)
 
-    def _judge(self, name: str | None) -> JudgeModel | None:
-        return None if name is None else self.execution.judge(name).identity()
+    def _judge(self, name: str) -> JudgeModel:
+        return self.execution.judge(name).identity()
 
 
 class Params(Frozen):

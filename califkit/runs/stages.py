@@ -226,7 +226,6 @@ class RubricStage(JudgeStage):
     """Verdicts of a judge on the responses to a rubric benchmark."""
 
     kind = "rubrics"
-    command = "califkit reproduce --only tab1_rubrics"
     function = "califkit.evaluation.rubrics:judge_rubrics"
 
     responses: GenerateStage

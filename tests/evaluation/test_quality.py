@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import time
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -11,10 +12,10 @@ from judge_server import JudgeServer, Play, Request, error, says, score, serve
 from tiny_thinker import save_thinker
 
 from califkit.data.load import DataError, load_jsonl
+from califkit.evaluation.estimate import estimates
 from califkit.evaluation.quality import (
     PAIRS,
     QUALITY,
-    estimates,
     judge_pairs,
     judge_quality,
     quality_by_run,
@@ -23,7 +24,7 @@ from califkit.exhibits.summary import metrics_by_run, response_table, summary_ta
 from califkit.generation import RESPONSES
 from califkit.judges.cache import judge_cache
 from califkit.judges.judge import JudgeError
-from califkit.judges.prompts import PAIR_VERSION, QUALITY_VERSION
+from califkit.judges.prompts import PAIR_VERSION, quality_version
 from califkit.runs.dispatch import run_stage
 from califkit.runs.folders import open_run
 from califkit.runs.jsonl import RowLog, read_jsonl
@@ -82,6 +83,7 @@ def execution(server: JudgeServer, **changes) -> Execution:
 
 
 JUDGE = JudgeModel(name="grader", model="m")
+STRICT = {"prompt": "strict"}
 
 
 @pytest.fixture
@@ -132,7 +134,7 @@ def test_the_judge_sees_the_request_alone_and_every_answer_also_an_empty_one(res
     assert [row["request_is_flagged"] for row in rows] == [False, True, True]
     row = rows[0]
     assert (row["status"], row["reason"], row["model"]) == ("ok", "", "served-model")
-    assert row["prompt_version"] == QUALITY_VERSION
+    assert row["prompt_version"] == quality_version("paper")
     assert row["usage"]["input_tokens"] == 100
     manifest = run.manifest()
     assert manifest["settings"]["judge"]["name"] == "grader"
@@ -255,16 +257,49 @@ def test_scores_enter_the_tables_with_their_judge_and_what_is_missing(responses_
     assert table["judge"].tolist() == ["grader"] * 3 + [""] * 3
 
 
-def test_scores_of_two_judges_are_not_put_into_one_table(responses_of):
+def judged_by(names: str, responses: GenerateStage, script=by_length) -> list:
+    """Runs of judges with these names."""
+    runs = []
+    with serve(script) as server:
+        for name in names.split():
+            stage = QualityStage(responses=responses, judge=JudgeModel(name=name, model="m"))
+            runs.append(judge_quality("test", stage, execution(server, name=name)))
+    return runs
+
+
+def test_quality_is_the_mean_over_the_judges_that_have_scored_a_response(responses_of):
     responses = responses_of()
-    other = JUDGE.model_copy(update={"name": "other"})
-    with serve(by_length) as server:
-        stages = [QualityStage(responses=responses, judge=judge) for judge in (JUDGE, other)]
-        runs = [
-            judge_quality("test", stage, execution(server, name=stage.judge.name))
-            for stage in stages
-        ]
+    runs = judged_by("grader", responses)  # 9, 5, 1
+
+    def second(request: Request) -> Play:
+        return says("?") if between_tags(request, "response") == "Blue" else score(2)
+
+    runs += judged_by("other", responses, second)  # 2, none, 2
+    scored = run_stage("test", ScoreStage(responses=responses), Execution())
+    with pytest.warns(UserWarning, match="base-seed0-other: 1 of 3 responses are unscored"):
+        table = response_table("test", [scored], runs)
+    assert table["quality"].tolist() == [5.5, 5.0, 1.5]
+    assert set(table["judge"]) == {"grader (3 of 3), other (2 of 3)"}
+    with pytest.warns(UserWarning, match="unscored"):
+        by_run = metrics_by_run([scored], runs)
+    assert by_run["response_quality"].tolist() == [pytest.approx(4.0)], "over responses, not scores"
+    assert by_run[["n", "quality_unscored"]].to_numpy().tolist() == [[3, 0]]
+    row = summary_table(by_run).set_index("metric").loc["response_quality"]
+    assert (row["mean"], row["judge"]) == (pytest.approx(4.0), "grader (3 of 3), other (2 of 3)")
+
+
+def test_scores_that_do_not_compare_are_not_put_into_one_table(responses_of):
+    two = judged_by("grader other", responses_of())
     with pytest.raises(ValueError, match="different kinds.*grader with prompt.*other with"):
+        quality_by_run([*two, *judged_by("grader", responses_of(seed=1))])
+
+
+def test_one_judge_in_two_wordings_is_not_put_into_one_table(responses_of):
+    runs = judged_by("grader", responses_of())
+    with serve(by_length) as server:
+        stage = QualityStage(responses=responses_of(seed=1), judge=JUDGE.model_copy(update=STRICT))
+        runs.append(judge_quality("test", stage, execution(server, **STRICT)))
+    with pytest.raises(ValueError, match="different kinds.*grader with prompt.*grader with"):
         quality_by_run(runs)
 
 
@@ -384,6 +419,9 @@ def test_the_estimate_counts_the_calls_that_are_missing(responses_of):
         left = estimates("test", [quality, pairs], how)["grader"]
         assert (left.calls, len(server.requests)) == (2, asked)
         assert left.cost > 0
+        whole = left + left
+        assert (whole.calls, whole.cost) == (4, 2 * left.cost)
+        assert (left + replace(left, cost=None)).cost is None, "what is not known adds to no number"
 
 
 # ---------------------------------------------------------------- the command
@@ -452,16 +490,21 @@ def test_the_command_shows_what_it_takes_asks_above_the_limit_and_prints_the_tab
     califkit, profile, monkeypatch
 ):
     def both(request: Request) -> Play:
-        schema = request.body["response_format"]["json_schema"]["schema"]
-        return score(6) if "score" in schema["properties"] else prefers("!")(request)
+        fields = request.body["response_format"]["json_schema"]["schema"]["properties"]
+        if "criteria" in fields:
+            n = int(re.search(r"exactly (\d+) entries", request.body["messages"][0]["content"])[1])
+            met = [{"reason": "So.", "satisfied": True}] * n
+            return says(json.dumps({"criteria": met, "all_satisfied": True}))
+        return score(6) if "score" in fields else prefers("!")(request)
 
     with serve(both) as server:
-        path = profile(server.url, methods=["if_rlvr", "calif"])
+        path = profile(server.url, methods=["if_rlvr", "calif"], rubrics=["advancedif"])
         code, told, refused = califkit("judge", "--profile", path, "--limit", 3)
         assert code == 2
         calls = int(re.search(r"judge grader: (\d+) calls", told)[1])
-        # Three responses of three policies and three pairs in two orders; equal ones once.
-        assert 3 < calls <= 9 + 6
+        # Three responses of three policies on two benchmarks and three pairs in two orders; equal
+        # questions once.
+        assert 3 < calls <= 9 + 9 + 6
         assert f"{calls} calls are more than --limit 3" in refused
         for name, value in TROUBLE:
             with monkeypatch.context() as environment:
@@ -477,6 +520,7 @@ def test_the_command_shows_what_it_takes_asks_above_the_limit_and_prints_the_tab
         means = [row for row in rows if row and row[0] in ("base", "if_rlvr", "calif")]
         assert [row[-4:] for row in means[:3]] == [["6.000", "3", "0", "grader"]] * 3
         assert means[3][:4] == ["calif", "if_rlvr", "grader", "3"]
+        assert sum("advancedif_micro_rubric_pass" in row and "100.000" in row for row in rows) == 3
         code, told, _ = califkit("judge", "--profile", path, "--limit", 0)
         assert code == 0, "a complete one asks for nothing"
         assert len(server.requests) == calls

@@ -14,6 +14,7 @@ import pytest
 from judge_server import error, says, serve
 
 from califkit.data.load import DataError
+from califkit.evaluation.estimate import estimates
 from califkit.evaluation.rubrics import RUBRICS, judge_rubrics
 from califkit.exhibits import paper, rubrics, summary
 from califkit.exhibits.summary import NO_JUDGE
@@ -131,6 +132,8 @@ def test_rules_decide_without_the_judge(tiny):
     with serve(pleased) as server:
         settings = params(server.url, "followbench", n_prompts=None).settings
         respond(settings, tiny.tokenizer, lambda key: " Draft. ")
+        foreseen = estimates("ci", settings.rubric_stages()[:1], settings.execution)["t"].calls
+        assert (foreseen, server.requests) == (5, []), "what a rule decides costs nothing"
         run = judge_rubrics("ci", settings.rubric_stages()[0], settings.execution)
         assert len(server.requests) == run.manifest()["asked"] == 5
     assert run.manifest()["counts"]["n_by_rule"] == 10

@@ -322,6 +322,35 @@ def test_no_pass_gives_no_example():
     assert table["paper: response_quality"].tolist() == [5, 1, 6]
 
 
+def test_the_papers_own_prompts_come_first_and_the_rule_fills_what_is_missing():
+    rule = "the rule"
+    own = {"ids": ["words:repeats"]}
+    responses = judged(
+        *pair("a", {"quality": 9.0}, {"quality": 1.0}),
+        *pair("b", {"quality": 5.0}, {"quality": 4.0}),
+        *pair("255", {"quality": 5.0} | own, {"quality": 5.0, "passes": False} | own, seed=1),
+        *pair("255", {"quality": 5.0} | own, {"quality": 5.0, "passes": False} | own),
+        *pair("83", {"quality": 5.0}, {"quality": 5.0}),  # a key of another benchmark
+    )
+    found, _ = examples.quality_gaps(responses)
+    picks = examples.chosen(responses, found, rule, [7, 8])
+    assert [(n, pick["key"], why) for n, (pick, why) in sorted(picks.items())] == [
+        (7, "a", rule),
+        (8, "255", "the paper's own prompt, IFBench key 255"),
+    ]
+    assert (picks[8][0]["method"], picks[8][0]["eval_seed"]) == ("if_rlvr", 0)
+    assert examples.chosen(responses, found.head(0), rule, [6, 7]) == {}
+
+
+def test_prompts_that_ask_for_a_short_answer_are_no_examples_of_one():
+    short = {"ids": ["format:options"]}
+    responses = judged(
+        *pair("yes or no", {"quality": 9.0} | short, {"quality": 1.0} | short),
+        *pair("open", {"quality": 5.0}, {"quality": 4.0}),
+    )
+    assert examples.quality_gaps(responses)[0]["key"].tolist() == ["open"]
+
+
 def test_policies_stand_side_by_side_on_the_same_prompt_seed_and_training():
     responses = judged(
         response("base", quality=7.0, passes=True),

@@ -319,6 +319,22 @@ def test_the_quality_prompt_shows_request_and_response_as_data():
     assert tag_around(attack) not in attack
 
 
+def test_the_prompt_of_the_paper_names_its_criteria_and_asks_for_the_score_alone():
+    _, server = quality([says('{"score": 7}')])
+    body = server.requests[0].body
+    assert body["response_format"]["json_schema"]["schema"]["required"] == ["score"]
+    criteria = ("helpfulness", "relevance", "accuracy", "depth", "creativity")
+    for criterion in (*criteria, "constraint conformance"):
+        assert criterion in body["messages"][0]["content"]
+
+
+def test_the_strict_prompt_is_the_earlier_one_so_that_its_cached_verdicts_still_count():
+    verdict, server = quality([score(7)], prompt="strict")
+    assert verdict.prompt_version == "70f348970863", "as before there were two"
+    schema = server.requests[0].body["response_format"]["json_schema"]["schema"]
+    assert schema["required"] == ["reasoning", "score"]
+
+
 def test_text_that_is_no_valid_unicode_can_be_judged():
     with serve([score(2)]) as server:
         (verdict,) = Judge(settings(server.url), show_progress=False).quality(

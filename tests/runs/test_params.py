@@ -551,6 +551,24 @@ def test_what_a_judge_answers_is_hashed_and_how_it_is_reached_is_not(write):
     assert not set(off) & set(on)
 
 
+def test_several_judges_grade_the_same_responses_and_the_first_compares(write):
+    plain = judged(write, rubrics=["followbench"])
+    others = [JUDGE | {"name": name} for name in ("local", "other")]
+    changes = {"execution": {"judges": others}, "rubrics": ["followbench"]}
+    alone, both = (judged(write, judge=j, **changes) for j in (["local"], ["local", "other"]))
+    assert alone.judge_stages() == plain.judge_stages(), "one in a list is that one, hash and all"
+    responses = plain.generate_stages()
+    assert [s.judge.name for s in both.quality_stages()] == ["local"] * len(responses) + [
+        "other"
+    ] * len(responses)
+    assert [s.responses for s in both.quality_stages()] == 2 * responses
+    assert both.pairwise_stages() == plain.pairwise_stages()
+    assert both.rubric_stages() == plain.rubric_stages()
+    for wrong in ([], ["local", "local"]):
+        with pytest.raises(ParamsError, match="judge: needs a name, a list of distinct names"):
+            judged(write, judge=wrong, **changes)
+
+
 def test_judging_leaves_the_runs_it_judges_alone(write):
     plain = load_params(write({})).settings
     settings = judged(write, rubrics=["followbench"])

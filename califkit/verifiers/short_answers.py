@@ -1,4 +1,4 @@
-"""What constraints ask of an answer beside being checked: kinds of ids that analyses set apart."""
+"""Constraints under which a short answer is no sign of anything."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ SHORT_OR_COPIED = frozenset(
         "new:copy_span_idx",
     }
 )
-"""Constraints that ask for a short, copied or repeated answer: one is no sign of hacking then."""
+"""Ids that ask for a short, copied or repeated answer."""
 
 
 def asks_for_short_or_copied(ids: Iterable[str]) -> bool:
-    """Whether one of the constraint ids is among `SHORT_OR_COPIED`."""
+    """Whether one of a prompt's constraint ids is among `SHORT_OR_COPIED`."""
     return not SHORT_OR_COPIED.isdisjoint(ids)
