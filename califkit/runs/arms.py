@@ -56,6 +56,12 @@ class Arm:
             found += params.settings.identification_stages()
         return found
 
+    @property
+    def judged_stages(self) -> list[Stage]:
+        """What judges are asked about its main test prompts; nothing without a judge."""
+        settings = self.params.settings
+        return [*settings.quality_stages(), *settings.rubric_stages()]
+
 
 def load_arms(
     profile: str | Path, settings: dict[str, Any] | None = None, groups: Iterable[str] | None = None

@@ -245,31 +245,6 @@ def test_repetition_is_taken_from_the_direct_bonus():
     assert "no run" not in rule
 
 
-def test_the_papers_own_prompts_come_first():
-    worse = response("direct_bonus", "1", distinct_2=0.1)
-    own = [response("direct_bonus", "70", distinct_2=d) for d in (0.5, 0.3)]
-    found, rule = examples.repetitions(table_of(worse, *own))
-    assert list(zip(found["key"], found["distinct_2"], strict=True)) == [
-        ("70", 0.3),
-        ("1", 0.1),
-        ("70", 0.5),
-    ]
-    assert rule.startswith("the paper's own prompts (key 70); after them: lowest distinct-2")
-    gaps = [*pair("large", {"loglik": -1.0}, {"loglik": -9.0}), *pair("255", {}, {})]
-    found, rule = examples.quality_gaps(table_of(*gaps, *pair("83", {}, {})))
-    assert found["key"].tolist() == ["83", "255", "large"]
-    assert "(key 83, 255)" in rule
-
-
-def test_prompts_that_ask_for_a_short_answer_are_no_examples():
-    short = pair("short", {"loglik": -1.0}, {"loglik": -9.0})
-    for row in short:
-        row["ids"] = ["format:options"]
-    found, rule = examples.quality_gaps(table_of(*short, *pair("long", {}, {})))
-    assert found["key"].tolist() == ["long"]
-    assert "short or copied answer" in rule
-
-
 def test_without_the_direct_bonus_the_rule_says_what_is_missing():
     responses = table_of(
         response("base", "p", distinct_2=0.1), response("calif", "p", distinct_2=0.3)
