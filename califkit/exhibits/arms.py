@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 
 from califkit.exhibits import paper, rubrics
-from califkit.exhibits.methods import label
 from califkit.exhibits.summary import METRICS, metrics_by_run, summary_table
 from califkit.runs.arms import Arm
 from califkit.runs.folders import Run, open_run
@@ -230,8 +229,3 @@ def metrics_won(table: pd.DataFrame) -> pd.DataFrame:
     index = pd.MultiIndex.from_frame(table[keys].drop_duplicates())
     won = won.reindex(index, fill_value=0).astype(int)
     return won.set_axis(["won", "compared"], axis="columns").reset_index()
-
-
-def arm_label(name: str) -> str:
-    """An arm that is a method by the method's label, others by their own name."""
-    return label(name) if name in paper.METHODS else name

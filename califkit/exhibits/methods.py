@@ -92,3 +92,16 @@ def palette(methods: Iterable[str] = tuple(LOOKS)) -> dict[str, str]:
 def label(method: str) -> str:
     """The name of a method in tables and legends."""
     return look(method).label
+
+
+def arm_label(name: str) -> str:
+    """An arm of a study in legends: the label of its method, and what else its name says.
+
+    >>> arm_label("calif_variant"), arm_label("if_rlvr_beta_0.01"), arm_label("one_draw")
+    ('CaLIF variant', 'IF-RLVR beta 0.01', 'one draw')
+    """
+    methods = [method for method in LOOKS if name == method or name.startswith(f"{method}_")]
+    if not methods:
+        return name.replace("_", " ")
+    method = max(methods, key=len)
+    return look(method).label + name.removeprefix(method).replace("_", " ")

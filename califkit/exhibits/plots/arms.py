@@ -9,8 +9,8 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 
-from califkit.exhibits.arms import COEFFICIENTS, NO_KL, SWEPT, arm_label
-from califkit.exhibits.methods import look
+from califkit.exhibits.arms import COEFFICIENTS, NO_KL, SWEPT
+from califkit.exhibits.methods import arm_label, look
 from califkit.exhibits.plots import shared
 from califkit.exhibits.summary import METRICS
 

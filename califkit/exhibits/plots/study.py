@@ -9,7 +9,7 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.lines import Line2D
 
-from califkit.exhibits.methods import LOOKS
+from califkit.exhibits.methods import LOOKS, arm_label
 from califkit.exhibits.plots import shared
 from califkit.exhibits.study import BASE
 
@@ -50,7 +50,9 @@ def arm_curves(training: pd.DataFrame, window: int = 3) -> np.ndarray:
         looks = {"hue": "arm", "palette": colours(arms), "hue_order": arms, "legend": False}
         sns.lineplot(table, x="step", y=column, **looks, errorbar=("pi", 100), ax=ax)
         ax.set(xlabel="step", ylabel="", title=title)
-    handles = [Line2D([], [], color=colour, label=arm) for arm, colour in colours(arms).items()]
+    handles = [
+        Line2D([], [], color=colour, label=arm_label(arm)) for arm, colour in colours(arms).items()
+    ]
     shared.legend(axes[0], handles)
     return axes
 
@@ -67,7 +69,9 @@ def arm_plane(levels: pd.DataFrame, x: str = "share", y: str = "information") ->
         at, low, high = (wide.loc[arm, part] for part in ("value", "low", "high"))
         errors = [[[at[name] - low[name]], [high[name] - at[name]]] for name in (x, y)]
         style = {"fmt": "o" if arm != BASE else "D", "color": colour, "elinewidth": 0.9}
-        axes[0].errorbar(at[x], at[y], xerr=errors[0], yerr=errors[1], **style, label=arm)
+        axes[0].errorbar(
+            at[x], at[y], xerr=errors[0], yerr=errors[1], **style, label=arm_label(arm)
+        )
     axes[0].set(xlabel=MEASURE_LABELS[x], ylabel=MEASURE_LABELS[y])
     shared.legend(axes[0], axes[0].get_legend_handles_labels()[0], "right center")
     return axes
@@ -81,8 +85,9 @@ def arm_differences(
     ``differences`` is the table of `califkit.exhibits.study.differences`. Small points: single
     seeds. An Axes a measure.
     """
-    axes = shared.panels(len(measures), (4.2 * len(measures), 0.45 * 8 + 1), sharey=True)
     arms = list(dict.fromkeys(differences["arm"]))[::-1]
+    size = (4.2 * len(measures), 1.5 + 0.4 * len(arms))
+    axes = shared.panels(len(measures), size, sharey=True)
     for ax, measure in zip(axes, measures, strict=True):
         ax.axvline(0, color=shared.GREY, lw=0.8)
         for row in differences[differences["measure"] == measure].itertuples():
@@ -90,7 +95,13 @@ def arm_differences(
             errors = [[row.value - row.low], [row.high - row.value]]
             ax.errorbar(row.value, y, xerr=errors, fmt="o", color=colour, capsize=3)
             ax.plot(list(row.by_seed.values()), [y] * len(row.by_seed), "|", color=colour, ms=9)
-        ax.set(yticks=range(len(arms)), yticklabels=arms, xlabel=MEASURE_LABELS[measure])
+        ax.set(
+            yticks=range(len(arms)),
+            yticklabels=map(arm_label, arms),
+            xlabel=MEASURE_LABELS[measure],
+        )
     against = differences["against"].iloc[0]
-    axes[0].figure.suptitle(f"difference from {against} at equal share of followed constraints")
+    axes[0].figure.suptitle(
+        f"difference from {arm_label(against)} at equal share of followed constraints"
+    )
     return axes
