@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from califkit import CalifkitError
+from califkit import CalifkitError, __version__
 from califkit.cli import audit, score, verify
 from califkit.cli.tables import show_table
 from califkit.runs.params import Params, load_params
@@ -26,7 +26,6 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Calibrated likelihood for instruction following: rewards, verifiers, experiments.",
 )
 
 Profile = Annotated[
@@ -38,6 +37,21 @@ Override = Annotated[
         "--set", metavar="KEY=VALUE", help="Override a setting, e.g. training.steps=5. Repeatable."
     ),
 ]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"califkit {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def califkit(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show it.")
+    ] = False,
+) -> None:
+    """Calibrated likelihood for instruction following: rewards, verifiers, experiments."""
 
 
 anchors_app = typer.Typer(invoke_without_command=True)

@@ -119,30 +119,39 @@ def pair_table(runs: Iterable[Run]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=[*columns, "consistent", "first_position", "unscored"])
 
 
-def pairs_beside_paper(table: pd.DataFrame, label: str) -> pd.DataFrame:
-    """CaLIF against IF-RLVR here (``label`` names this run) and in the paper's Table 5.
+def pairs_beside_paper(table: pd.DataFrame, configurations: Sequence[str]) -> pd.DataFrame:
+    """CaLIF against IF-RLVR in each configuration here, and in the paper's Table 5.
 
-    Columns: ``source``, ``configuration``, ``judge``, ``pairs``, ``wins``, ``ties``, ``losses``,
-    ``adjusted_win_rate``, ``note``. ``table`` is `pair_table`; an empty one gives a row that says
-    that nothing was measured.
+    ``table``: `pair_table` with a column ``configuration``; one without a row says that nothing was
+    measured. Several have a row of their summed counts. Columns: ``source``, ``configuration``,
+    ``judge``, ``pairs``, ``wins``, ``ties``, ``losses``, ``adjusted_win_rate``, ``note``.
     """
     here = table[(table["first"] == "calif") & (table["second"] == "if_rlvr")]
-    here = here.assign(note="") if len(here) else pd.DataFrame([{"judge": "", "note": NO_JUDGE}])
-    here = here.assign(source="this run", configuration=label)
+    missing = [name for name in configurations if name not in set(here["configuration"])]
+    gaps = pd.DataFrame({"configuration": missing, "judge": "", "note": NO_JUDGE})
+    rows = [here.assign(note=""), gaps]
+    counts = ["pairs", "wins", "ties", "losses"]
+    if len(here) > 1:
+        sums = here[counts].sum()
+        rate = metrics.adjusted_win_rate(*(int(sums[name]) for name in counts[1:]))
+        judge = ", ".join(here["judge"].unique())
+        overall = {"configuration": "overall", "judge": judge, "note": "", **sums}
+        rows.append(pd.DataFrame([overall | {"adjusted_win_rate": rate}]))
     there = paper.pairwise()
-    names = paper.CONFIGURATIONS | {"overall": "overall"}
     there = there.assign(
-        source="paper",
-        configuration=there["configuration"].map(names),
+        configuration=there["configuration"],
         judge=paper.JUDGE,
-        pairs=there[["wins", "ties", "losses"]].sum(axis=1),
+        pairs=there[counts[1:]].sum(axis=1),
         note="",
     )
-    columns = ["source", "configuration", "judge", "pairs", "wins", "ties", "losses"]
-    columns += ["adjusted_win_rate", "note"]
-    both = pd.concat([frame.reindex(columns=columns) for frame in (here, there)])
-    counts = ["pairs", "wins", "ties", "losses"]
-    return both.astype(dict.fromkeys(counts, "Int64")).reset_index(drop=True)
+    columns = ["source", "configuration", "judge", *counts, "adjusted_win_rate", "note"]
+    sides = {"this run": pd.concat(rows, ignore_index=True), "paper": there}
+    both = pd.concat(
+        [frame.assign(source=source).reindex(columns=columns) for source, frame in sides.items()],
+        ignore_index=True,
+    )
+    both["configuration"] = both["configuration"].replace(paper.CONFIGURATIONS)
+    return both.astype(dict.fromkeys(counts, "Int64"))
 
 
 def head_to_head(responses: pd.DataFrame, first: str, second: str) -> pd.DataFrame:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from califkit import __version__
 from califkit.cli import main
 from califkit.data.load import load_jsonl
 from califkit.runs import folders
@@ -72,6 +73,10 @@ def command(name: str, profile: object, place: Path) -> list[object]:
 
 
 # ---------------------------------------------------------------- params files
+
+
+def test_the_version_is_that_of_the_package(califkit):
+    assert califkit("--version")[:2] == (0, f"califkit {__version__}\n")
 
 
 @pytest.mark.parametrize("name", PROFILED)

@@ -131,7 +131,8 @@ def test_outcomes_are_counted_from_the_side_of_the_first(pair_run):
 
 
 def test_pairs_stand_beside_the_papers_table_5(pair_run):
-    table = pairs.pairs_beside_paper(pairs.pair_table([pair_run]), "small")
+    own = pairs.pair_table([pair_run]).assign(configuration="small")
+    table = pairs.pairs_beside_paper(own, ["small"])
     assert table["source"].tolist() == ["this run"] + ["paper"] * 6
     assert table["judge"].tolist() == ["grader"] + [paper.JUDGE] * 6
     assert table["pairs"].tolist() == [5] + [300] * 5 + [1500]
@@ -139,8 +140,23 @@ def test_pairs_stand_beside_the_papers_table_5(pair_run):
     assert table["adjusted_win_rate"].iloc[[0, 6]].tolist() == [50.0, 78.10]
 
 
+def test_several_configurations_have_a_row_each_and_one_of_summed_counts(pair_run):
+    one = pairs.pair_table([pair_run])  # 5 pairs, rate 50
+    other = one.assign(wins=4, ties=0, losses=0, pairs=4, adjusted_win_rate=100.0)
+    both = [one.assign(configuration="qwen3-4b"), other.assign(configuration="tulu3-8b-dpo")]
+    table = pairs.pairs_beside_paper(pd.concat(both), ["qwen3-1.7b", "qwen3-4b", "tulu3-8b-dpo"])
+    ours = table[table["source"] == "this run"].set_index("configuration")
+    assert set(ours.index) == {"Qwen3-1.7B", "Qwen3-4B", "Tulu 3 8B DPO", "overall"}
+    assert ours.loc["Qwen3-1.7B", "note"] == NO_JUDGE
+    wins, ties = one["wins"].item(), one["ties"].item()
+    assert ours.loc["overall", "pairs"] == 9
+    expected = 100 * (wins + 4 + ties / 2) / 9
+    assert ours.loc["overall", "adjusted_win_rate"] == pytest.approx(expected)
+
+
 def test_without_a_judge_table_5_says_that_nothing_was_measured():
-    table = pairs.pairs_beside_paper(pairs.pair_table([]), "small")
+    none = pairs.pair_table([]).assign(configuration="")
+    table = pairs.pairs_beside_paper(none, ["small"])
     first = table.iloc[0]
     assert (first["source"], first["judge"], first["note"]) == ("this run", "", NO_JUDGE)
     assert pd.isna(first["wins"])

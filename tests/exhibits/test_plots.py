@@ -262,8 +262,8 @@ def test_transition_changes_show_the_paper_hollow_and_ours_only_if_measured():
 
 
 def test_pair_outcomes_are_shares_and_a_missing_row_says_why():
-    none = pd.DataFrame(columns=["first", "second"])
-    ax = pair_outcomes(pairs_beside_paper(none, "small-model"))
+    none = pd.DataFrame(columns=["configuration", "first", "second"])
+    ax = pair_outcomes(pairs_beside_paper(none, ["small-model"]))
     assert "small-model (this run)" in [t.get_text() for t in ax.get_yticklabels()]
     assert NO_JUDGE in texts(ax)
     bars = [bar for bar in ax.patches if bar.get_width() > 0]
@@ -272,10 +272,10 @@ def test_pair_outcomes_are_shares_and_a_missing_row_says_why():
     lowest = [bar.get_width() for bar in bars if bar.get_y() < 0]  # the overall row
     assert np.allclose(lowest, [71.0, 14.2, 14.8])
     pairs = pd.DataFrame(
-        [("calif", "if_rlvr", "grader", 10, 5, 3, 2, 65.0)],
-        columns="first second judge pairs wins ties losses adjusted_win_rate".split(),
+        [("small-model", "calif", "if_rlvr", "grader", 10, 5, 3, 2, 65.0)],
+        columns="configuration first second judge pairs wins ties losses adjusted_win_rate".split(),
     )
-    ax = pair_outcomes(pairs_beside_paper(pairs, "small-model"))
+    ax = pair_outcomes(pairs_beside_paper(pairs, ["small-model"]))
     ours = [bar for bar in ax.patches if not is_hollow(bar.get_facecolor()[:3])]
     assert [bar.get_width() for bar in ours] == [50.0, 30.0, 20.0]
 
