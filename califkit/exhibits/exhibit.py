@@ -83,16 +83,17 @@ class Exhibit:
             frames.append(table.assign(configuration=name))
         return pd.concat(frames, ignore_index=True)
 
-    def responses(self) -> pd.DataFrame:
-        """Every response of the profile with its scores, judged if there is a judge:
-        `califkit.exhibits.summary.response_table`."""
-        runs = self.runs(self.settings.score_stages())
-        quality = self.runs(self.settings.quality_stages())
-        identified = self.runs(self.settings.identification_stages())
+    def responses(self, settings: Settings | None = None) -> pd.DataFrame:
+        """Every response of the profile, or of other settings in it, with its scores, judged if
+        there is a judge: `califkit.exhibits.summary.response_table`."""
+        settings = settings or self.settings
+        runs = self.runs(settings.score_stages())
+        quality = self.runs(settings.quality_stages())
+        identified = self.runs(settings.identification_stages())
         table = response_table(self.profile, runs, quality, identified)
         judge = judges(table) or NO_JUDGE
         print(f"{len(runs)} evaluations, {len(table)} responses; response quality: {judge}")
-        if (how := self.settings.identification) is not None:
+        if (how := settings.identification) is not None:
             print(f"request identification against {how.requests} requests (no response quality)")
         return table
 

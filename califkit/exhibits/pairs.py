@@ -6,7 +6,8 @@ log-likelihood and length. Those are not response quality, and the columns do no
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -69,18 +70,46 @@ def _why(count: int, scored: int, judge: str) -> str:
     return missing if scored < count else ""
 
 
+def transitions_over_configurations(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    """Several `transition_table`, by configuration, as the paper's Table 2 averages them.
+
+    The mean over configurations of each one's means, with the sample deviation over them in
+    ``quality_std``; numbers of pairs are summed. A configuration in which nobody made a transition,
+    or whose changes are not scored, is left out there, and the note counts it (A20). Of one
+    configuration the table itself, whose deviation is NaN.
+    """
+    if len(tables) == 1:
+        (table,) = tables.values()
+        return table.assign(quality_std=np.nan, configurations=1)
+    rows = []
+    for (method, transition), group in pd.concat(tables).groupby(
+        ["method", "transition"], sort=False
+    ):
+        known = group["quality_change"].dropna()
+        mean, std = metrics.mean_and_std(known) if len(known) else (np.nan, np.nan)
+        row: dict[str, Any] = {"method": method, "transition": transition}
+        row |= group[["pairs", "scored", "with_loglik"]].sum().to_dict()
+        row |= {"quality_change": mean, "quality_std": std, "configurations": len(known)}
+        row |= group[["loglik_change", "tokens_change"]].mean().to_dict()
+        row["judge"] = ", ".join(dict.fromkeys(filter(None, group["judge"])))
+        left_out = f"{len(group) - len(known)} of {len(group)} configurations have no number"
+        rows.append(row | {"note": left_out if len(known) < len(group) else ""})
+    return pd.DataFrame(rows)
+
+
 def transitions_beside_paper(table: pd.DataFrame) -> pd.DataFrame:
     """Change of response quality here and in the paper's Table 2, a row a method and transition.
 
-    ``table``: one or more `transition_table`. Columns: ``method``, ``transition``, ``pairs``,
-    ``this_run`` and its ``judge``, ``paper`` and ``paper_std`` (mean and standard deviation over
+    ``table``: one or more `transition_table`, or `transitions_over_configurations`. Columns:
+    ``method``, ``transition``, ``pairs``, ``this_run`` (with ``this_std``, if it is over several
+    configurations) and its ``judge``, ``paper`` and ``paper_std`` (mean and standard deviation over
     the paper's five configurations, NaN where it prints none), ``note``.
     """
     there = paper.transitions().rename(columns={"mean": "paper", "std": "paper_std"})
     both = table.merge(there, on=["method", "transition"], how="left")
-    both = both.rename(columns={"quality_change": "this_run"})
-    columns = ["method", "transition", "pairs", "this_run", "judge", "paper", "paper_std", "note"]
-    return both[columns]
+    both = both.rename(columns={"quality_change": "this_run", "quality_std": "this_std"})
+    columns = ["method", "transition", "pairs", "this_run", "this_std", "judge"]
+    return both.reindex(columns=[*columns, "paper", "paper_std", "note"])
 
 
 def pair_table(runs: Iterable[Run]) -> pd.DataFrame:

@@ -6,7 +6,7 @@ scores in its column ``quality``, response quality says why it is missing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -76,6 +76,28 @@ def type_table(
         return by_prompt.sum(), by_prompt.count(), len(part)
 
     return _by_type(responses, rng, types, mixed, responses["method"].unique(), levels)
+
+
+def over_configurations(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    """Several `type_table`, by configuration, as Fig. 7 draws them: the mean over configurations,
+    and one sample deviation over them to either side. Of one configuration the table itself.
+
+    ``n`` is the number of configurations with a value; ``note`` counts the others.
+    """
+    if len(tables) == 1:
+        (table,) = tables.values()
+        return table
+    rows = []
+    keys = ["type", "method", "metric"]
+    for key, group in pd.concat(tables).groupby(keys, sort=False):
+        known = group["value"].dropna()
+        mean, std = metrics.mean_and_std(known) if len(known) else (np.nan, np.nan)
+        missing = len(group) - len(known)
+        note = f"{missing} of {len(group)} configurations without a value" if missing else ""
+        judge = ", ".join(dict.fromkeys(filter(None, group["judge"])))
+        rows.append((*key, mean, mean - std, mean + std, len(known), note, judge))
+    columns = [*keys, "value", "low", "high", "n", "note", "judge"]
+    return pd.DataFrame(rows, columns=columns)
 
 
 def type_changes(

@@ -130,6 +130,24 @@ def test_outcomes_are_counted_from_the_side_of_the_first(pair_run):
     assert row["first_position"] == pytest.approx(500 / 7)
 
 
+def test_transitions_are_averaged_over_configurations_as_in_the_paper():
+    one = pairs.transition_table(RESPONSES, "calif")
+    better = RESPONSES.assign(quality=RESPONSES["quality"] + (RESPONSES["method"] == "calif"))
+    other = pairs.transition_table(better, "calif")
+    table = pairs.transitions_over_configurations({"a": one, "b": other}).set_index("transition")
+    # Changes are 1 and -6, and one more in the other.
+    assert table["quality_change"].iloc[:2].tolist() == [1.5, -5.5]
+    assert table["quality_std"].iloc[0] == pytest.approx(0.5**0.5)
+    assert table["pairs"].tolist() == [6, 4, 0, 2]
+    empty = table.loc["pass_to_fail"]
+    assert (empty["configurations"], empty["note"]) == (0, "2 of 2 configurations have no number")
+    beside = pairs.transitions_beside_paper(table.reset_index())
+    assert beside["this_std"].iloc[0] == pytest.approx(0.5**0.5)
+    alone = pairs.transitions_over_configurations({"a": one})
+    assert alone["quality_change"].equals(one["quality_change"])
+    assert alone["quality_std"].isna().all()
+
+
 def test_pairs_stand_beside_the_papers_table_5(pair_run):
     own = pairs.pair_table([pair_run]).assign(configuration="small")
     table = pairs.pairs_beside_paper(own, ["small"])

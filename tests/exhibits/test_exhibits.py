@@ -209,6 +209,18 @@ def test_claims_name_the_leading_type_and_whether_it_is_told_apart():
     assert table["this run"].iloc[3] == "count -9.0 [-10.0, -8.0]"
 
 
+def test_types_are_averaged_over_configurations():
+    low = typed(measured("base", "tokens", words=(10, 8, 12), count=(np.nan,) * 3))
+    high = typed(measured("base", "tokens", words=(14, 8, 20), count=(3, 2, 4)))
+    table = types.over_configurations({"a": low, "b": high}).set_index("type")
+    words, count = table.loc["words"], table.loc["count"]
+    assert words["value"] == 12
+    assert words["high"] - words["value"] == pytest.approx(8**0.5), "the sample deviation"
+    assert (words["n"], count["n"], count["value"]) == (2, 1, 3)
+    assert count["note"] == "1 of 2 configurations without a value"
+    assert types.over_configurations({"a": low}) is low
+
+
 def test_claims_call_a_tie_a_tie_and_no_gain_no_gain():
     levels = typed(measured("base", "prompt_level_loose_acc", words=(0, 0, 0), count=(0, 0, 0)))
     changes = typed(
