@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -132,6 +132,16 @@ def rubric_table(runs: pd.DataFrame, settings: Settings) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=_COLUMNS)
 
 
+def by_configuration(runs: Sequence[Run], configurations: Mapping[str, Settings]) -> pd.DataFrame:
+    """A `rubric_table` of every configuration, with its name in ``configuration``."""
+    tables = []
+    for name, settings in configurations.items():
+        stages = settings.rubric_stages()
+        own = by_run(run for run in runs if run.stage in stages)
+        tables.append(rubric_table(own, settings).assign(configuration=name))
+    return pd.concat(tables, ignore_index=True)
+
+
 def beside_paper(
     table: pd.DataFrame, configurations: Sequence[str] = tuple(paper.CONFIGURATIONS)[:5]
 ) -> pd.DataFrame:
@@ -145,15 +155,24 @@ def beside_paper(
     return table
 
 
-def printed_table() -> pd.DataFrame:
-    """The paper's Table 1 in its own shape: a row a configuration and method, mean ± std."""
-    numbers = paper.exhibit("table1")
-    cells = numbers["value"].map("{:.2f}".format) + numbers["std"].map(" ± {:.2f}".format)
-    named = numbers.assign(
-        cell=cells,
-        configuration=numbers["configuration"].map(paper.CONFIGURATIONS),
-        method=numbers["method"].map(label),
-        metric=numbers["metric"].map(paper.RUBRIC_METRICS),
+def marked_table(cells: pd.DataFrame) -> pd.DataFrame:
+    """Table 1 in the paper's shape: a row a configuration and method, mean ± std.
+
+    ``cells``: ``configuration``, ``method``, ``metric``, ``value``, ``std``. In each configuration
+    the best of a column is bold and the second underlined (Markdown); equal ones share a mark.
+    """
+    ranks = cells.groupby(["configuration", "metric"])["value"].rank("dense", ascending=False)
+    texts = cells["value"].map("{:.2f}".format)
+    texts += cells["std"].map(lambda std: "" if np.isnan(std) else f" ± {std:.2f}")
+    marks = [
+        "-" if np.isnan(value) else {1: f"**{text}**", 2: f"<u>{text}</u>"}.get(rank, text)
+        for value, text, rank in zip(cells["value"], texts, ranks, strict=True)
+    ]
+    named = cells.assign(
+        cell=marks,
+        configuration=cells["configuration"].replace(paper.CONFIGURATIONS),
+        method=cells["method"].map(label),
+        metric=cells["metric"].map(paper.RUBRIC_METRICS),
     )
     wide = named.set_index(["configuration", "method", "metric"])["cell"].unstack(sort=False)
     return wide[list(paper.RUBRIC_METRICS.values())].rename_axis(columns=None)

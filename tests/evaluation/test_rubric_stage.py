@@ -27,6 +27,8 @@ from califkit.runs.jsonl import read_jsonl
 from califkit.runs.params import load_params
 from califkit.runs.settings import ParamsError
 
+NAN = float("nan")
+
 
 @pytest.fixture(autouse=True)
 def runs(tmp_path, monkeypatch):
@@ -416,10 +418,22 @@ def test_a_cell_without_a_number_and_a_tie_are_not_above():
     assert counts.loc["IF-RLVR above base"].tolist() == [0, 0]
 
 
-def test_the_printed_table_has_fifteen_rows_and_nine_metrics():
-    table = rubrics.printed_table()
+def test_the_papers_table_has_fifteen_rows_nine_metrics_and_its_marks():
+    table = rubrics.marked_table(paper.exhibit("table1"))
     assert table.shape == (15, 9)
-    assert table.loc[("Qwen3-1.7B", "base"), "FollowBench: CSL (levels, 0 to 5)"] == "2.54 ± 0.06"
+    # The marks as printed.
+    column = table.loc["Qwen3-1.7B", "FollowBench: CSL (levels, 0 to 5)"]
+    assert column["base"].strip("*<u>/") == "2.54 ± 0.06"
+    marks = table.map(lambda cell: cell[:2])
+    assert (marks == "**").groupby(level=0).sum().ge(1).all(axis=None)
     last = table.iloc[-1]
     assert last.name == ("Tulu 3 8B DPO", "CaLIF")
-    assert last["ComplexBench: Format (%)"] == "55.10 ± 0.40"
+    assert "55.10 ± 0.40" in last["ComplexBench: Format (%)"]
+
+
+def test_best_is_bold_second_underlined_and_a_gap_a_dash():
+    rows = [("base", 1.0, NAN), ("if_rlvr", 3.0, 0.5), ("calif", NAN, NAN)]
+    cells = pd.DataFrame(rows, columns=["method", "value", "std"])
+    every = [cells.assign(metric=metric, configuration="mine") for metric in paper.RUBRIC_METRICS]
+    column = rubrics.marked_table(pd.concat(every)).iloc[:, 0]
+    assert column.tolist() == ["<u>1.00</u>", "**3.00 ± 0.50**", "-"]
