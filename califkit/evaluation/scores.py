@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
 from califkit import metrics
-from califkit.data.load import DataError
 from califkit.generation import Answers, load_answers
 from califkit.models.engines import read_response
 from califkit.models.likelihood import ReferenceScorer
@@ -29,9 +28,6 @@ from califkit.runs.settings import Execution
 from califkit.runs.stages import IdentificationStage, ScoreStage
 from califkit.runs.units import batches, run_units
 from califkit.verifiers import Constraint, verify_all
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 SCORES = "scores.jsonl"
 _BATCH = 32
@@ -93,12 +89,9 @@ def run_scorer(
             return run
         answers = load_answers(profile, stage.responses)
         folder = resolve(stage.responses.model)
-        reference = getattr(stage, "reference", None)
-        tokenizer = load_tokenizer(folder if reference is None else resolve(reference))
-        if reference is not None:
-            _check_same_tokens(stage.responses.model, load_tokenizer(folder), reference, tokenizer)
-            folder = resolve(reference)
-        scorer = ReferenceScorer(load_model(folder), tokenizer, execution.tokens_per_pass)
+        scorer = ReferenceScorer(
+            load_model(folder), load_tokenizer(folder), execution.tokens_per_pass
+        )
         entries, compute = begin(answers, scorer)
         log = RowLog(run.folder / file)
         run_units(log, batches(entries, _BATCH), compute, f"{stage.kind} {stage.name}")
@@ -110,19 +103,6 @@ def run_scorer(
             left_out=len(answers.loaded.quarantined),
         )
     return run
-
-
-def _check_same_tokens(
-    policy: str,
-    own: PreTrainedTokenizerBase,
-    reference: str,
-    others: PreTrainedTokenizerBase,
-) -> None:
-    """Token ids of one model are scored by another; `DataError` if they stand for other tokens."""
-    if own.get_vocab() != others.get_vocab():
-        raise DataError(
-            f"reference {reference}: has other tokens than {policy}, whose ids it scores"
-        )
 
 
 def score_texts(

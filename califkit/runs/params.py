@@ -12,7 +12,6 @@ it a study (`califkit.runs.arms`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,7 +24,6 @@ from califkit.runs.settings import (
     REGION_METHODS,
     RUBRICS,
     AnchorSettings,
-    CheckpointPair,
     DataSettings,
     Engine,
     EvaluationSettings,
@@ -67,7 +65,6 @@ class Settings(Frozen):
     stronger_judge: str | None = None
     tau: float | None = None
     rubrics: tuple[str, ...] = ()
-    pairs: tuple[CheckpointPair, ...] = ()
     region_draws: Annotated[int, Field(ge=2)] = 8
     train_seeds: tuple[Seed, ...] = (0,)
     eval_seeds: tuple[Seed, ...] = (0, 1, 2)
@@ -93,14 +90,6 @@ class Settings(Frozen):
             raise ValueError(f"{', '.join(unknown)}: rubric benchmarks are {', '.join(RUBRICS)}")
         if len(set(names)) < len(names):
             raise ValueError("a benchmark twice: two sources of one are not averaged")
-        return values
-
-    @field_validator("pairs")
-    @classmethod
-    def _names_differ(cls, values: tuple[CheckpointPair, ...]) -> tuple[CheckpointPair, ...]:
-        names = [pair.name for pair in values]
-        if len(set(names)) < len(names):
-            raise ValueError(f"two pairs of one name: {', '.join(names)}")
         return values
 
     @field_validator("train_seeds", "eval_seeds")
@@ -213,29 +202,13 @@ class Settings(Frozen):
             IdentificationStage(responses=r, identification=how) for r in self.generate_stages()
         ]
 
-    def checkpoint_stages(self, pair: CheckpointPair) -> list[ScoreStage]:
-        """Evaluations of both checkpoints of a pair, the first one's seeds before the second's."""
-        how = ResponseSettings(**self.evaluation.model_dump(exclude={"semantics"}))
-        fixed = {"thinking": self.thinking, "engine": self.engine, "evaluation": how}
-        return [
-            ScoreStage(
-                responses=GenerateStage(model=model, policy=None, seed=seed, **fixed),
-                semantics=self.evaluation.semantics,
-                reference=pair.reference or pair.before,
-            )
-            for model in (pair.before, pair.after)
-            for seed in self.eval_seeds
-        ]
-
     def quality_stages(self) -> list[QualityStage]:
         """Response quality of the same responses, judge by judge; none without a judge."""
-        return self.quality_of(self.generate_stages())
-
-    def quality_of(self, responses: Iterable[GenerateStage]) -> list[QualityStage]:
-        """Response quality of some responses, judge by judge."""
-        stages = list(responses)
-        judges = [self._judge(name) for name in self.judges()]
-        return [QualityStage(responses=stage, judge=judge) for judge in judges for stage in stages]
+        return [
+            QualityStage(responses=responses, judge=self._judge(name))
+            for name in self.judges()
+            for responses in self.generate_stages()
+        ]
 
     def pairwise_stages(self) -> list[PairwiseStage]:
         """CaLIF against IF-RLVR, first training and evaluation seed (A21); none without a judge."""

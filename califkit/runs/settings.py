@@ -238,18 +238,6 @@ class IdentificationSettings(Frozen):
     first_tokens: Count | None = None
 
 
-class CheckpointPair(Frozen):
-    """Two checkpoints, hub ids or paths: what the second was trained from, and the second.
-
-    ``reference`` scores the likelihood of both; by default it is the first.
-    """
-
-    name: Annotated[str, Field(min_length=1)]
-    before: Annotated[str, Field(min_length=1)]
-    after: Annotated[str, Field(min_length=1)]
-    reference: str | None = None
-
-
 class Execution(Frozen):
     """How the work is carried out; nothing here changes what is asked for, so it is not hashed.
 

@@ -153,9 +153,7 @@ class GenerateStage(Stage):
 
 
 class ScoreStage(Stage):
-    """Verdicts, reference log-likelihood and text statistics of generated responses.
-
-    ``reference`` None is the model of the responses: the base policy, whatever was trained."""
+    """Verdicts, reference log-likelihood and text statistics of generated responses."""
 
     kind = "scores"
     command = "califkit evaluate"
@@ -163,7 +161,6 @@ class ScoreStage(Stage):
 
     responses: GenerateStage
     semantics: Semantics = "published"
-    reference: str | None = None
 
     @property
     def name(self) -> str:

@@ -229,36 +229,3 @@ def pair_outcomes(table: pd.DataFrame) -> Axes:
     handles = shared.patches(dict(zip(words, colours.values(), strict=True)))
     shared.legend(ax, [*handles, shared.hollow(points=False)])
     return ax
-
-
-def checkpoint_pairs(table: pd.DataFrame) -> np.ndarray:
-    """Fig. 3: each pair before and after, a panel a metric.
-
-    ``table``: `califkit.exhibits.checkpoints.pair_table`. A metric that was not measured says why.
-    """
-    names = {
-        "prompt_level_loose_acc": shared.SATISFACTION,
-        "response_quality": "response quality (1 to 10)",
-        "loglik": "log-likelihood under the reference (nats per token)",
-    }
-    pairs = list(dict.fromkeys(table["pair"]))
-    axes = shared.panels(3, (11.5, 1.6 + 0.8 * len(pairs)), sharey=True)
-    for ax, (metric, title) in zip(axes, names.items(), strict=True):
-        rows = table[table["metric"] == metric]
-        for y, pair in enumerate(pairs[::-1]):
-            ends = rows[rows["pair"] == pair].set_index("side")
-            at = {side: (ends.at[side, "mean"], y) for side in ("before", "after")}
-            _arrow(ax, at["before"], at["after"], "if_rlvr")
-            for side, method in (("before", "base"), ("after", "if_rlvr")):
-                shared.point(ax, *at[side], method, "this run", xerr=ends.at[side, "std"])
-        if rows["mean"].isna().all():
-            why = rows["note"].iloc[0]
-            shared.note(ax, 0.5, 0.5, why, transform=ax.transAxes, ha="center", wrap=True)
-        ax.set(xlabel=title, yticks=range(len(pairs)), yticklabels=pairs[::-1])
-        ax.set_ylim(-0.6, len(pairs) - 0.4)
-    handles = [
-        shared.point_handle(look(m).marker, look(m).colour, look(m).colour, name)
-        for m, name in (("base", "before"), ("if_rlvr", "after"))
-    ]
-    shared.legend(axes[0], handles)
-    return axes
