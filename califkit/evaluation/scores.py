@@ -70,7 +70,7 @@ def score_responses(profile: str, stage: ScoreStage, execution: Execution) -> Ru
 
         return answers.rows, compute
 
-    return run_scorer(profile, stage, execution, SCORES, begin)
+    return run_scorer(profile, stage, execution, SCORES, begin, stage.reference)
 
 
 def run_scorer(
@@ -79,16 +79,20 @@ def run_scorer(
     execution: Execution,
     file: str,
     begin: Callable[[Answers, ReferenceScorer], tuple[Sequence[Any], Compute]],
+    reference: str | None = None,
 ) -> Run:
-    """Compute a stage of the reference, unless it is complete: ``begin`` gives what there is to
-    score, an entry a row, and the function that makes the rows of a batch of it."""
+    """Compute a stage of the reference (None: the policy's base model), unless it is complete.
+
+    ``begin`` gives what there is to score, an entry a row, and the function that makes the rows of
+    a batch of it.
+    """
     started = time.monotonic()
     run = open_run(profile, stage)
     with run.computing() as needed:
         if not needed:
             return run
         answers = load_answers(profile, stage.responses)
-        folder = resolve(stage.responses.model)
+        folder = resolve(reference or stage.responses.model)
         scorer = ReferenceScorer(
             load_model(folder), load_tokenizer(folder), execution.tokens_per_pass
         )

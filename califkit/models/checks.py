@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from califkit.models.engines import EngineError, check_engine
 from califkit.models.reasoning import END
-from califkit.models.resolve import load_tokenizer, resolve
+from califkit.models.resolve import ModelError, load_tokenizer, resolve
 from califkit.runs.settings import Execution, ParamsError
-from califkit.runs.stages import AnchorStage, GenerateStage
+from califkit.runs.stages import AnchorStage, GenerateStage, ScoreStage
 
 
 def check_model(profile: str, stage: AnchorStage | GenerateStage, execution: Execution) -> None:
@@ -26,6 +26,24 @@ def check_model(profile: str, stage: AnchorStage | GenerateStage, execution: Exe
     resolve(stage.model)
     if stage.thinking:
         check_thinking(stage.model)
+
+
+def check_reference(profile: str, stage: ScoreStage, execution: Execution) -> None:
+    """Refuse a reference that is not there, or that reads other tokens than the policy writes.
+
+    Raises
+    ------
+    ModelError
+        If one of them cannot be found, or their vocabularies differ.
+    """
+    model, reference = stage.responses.model, stage.reference
+    if reference is None:
+        return
+    theirs, ours = (load_tokenizer(resolve(name)).get_vocab() for name in (model, reference))
+    if theirs != ours:
+        raise ModelError(
+            f"reference {reference} has another vocabulary than {model}: it cannot score its tokens"
+        )
 
 
 def check_thinking(model: str) -> None:

@@ -12,6 +12,7 @@ it a study (`califkit.runs.arms`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,6 +25,7 @@ from califkit.runs.settings import (
     REGION_METHODS,
     RUBRICS,
     AnchorSettings,
+    CheckpointPair,
     DataSettings,
     Engine,
     EvaluationSettings,
@@ -65,6 +67,7 @@ class Settings(Frozen):
     stronger_judge: str | None = None
     tau: float | None = None
     rubrics: tuple[str, ...] = ()
+    checkpoints: tuple[CheckpointPair, ...] = ()
     region_draws: Annotated[int, Field(ge=2)] = 8
     train_seeds: tuple[Seed, ...] = (0,)
     eval_seeds: tuple[Seed, ...] = (0, 1, 2)
@@ -90,6 +93,13 @@ class Settings(Frozen):
             raise ValueError(f"{', '.join(unknown)}: rubric benchmarks are {', '.join(RUBRICS)}")
         if len(set(names)) < len(names):
             raise ValueError("a benchmark twice: two sources of one are not averaged")
+        return values
+
+    @field_validator("checkpoints")
+    @classmethod
+    def _distinct_pairs(cls, values: tuple[CheckpointPair, ...]) -> tuple[CheckpointPair, ...]:
+        if len({pair.name for pair in values}) < len(values):
+            raise ValueError("two pairs of one name")
         return values
 
     @field_validator("train_seeds", "eval_seeds")
@@ -203,12 +213,33 @@ class Settings(Frozen):
         ]
 
     def quality_stages(self) -> list[QualityStage]:
-        """Response quality of the same responses, judge by judge; none without a judge."""
+        """Response quality of the same responses; none without a judge."""
+        return self.quality_of(self.generate_stages())
+
+    def quality_of(self, responses: Sequence[GenerateStage]) -> list[QualityStage]:
+        """Response quality of some responses, judge by judge."""
         return [
-            QualityStage(responses=responses, judge=self._judge(name))
+            QualityStage(responses=one, judge=self._judge(name))
             for name in self.judges()
-            for responses in self.generate_stages()
+            for one in responses
         ]
+
+    def checkpoint_stages(self) -> list[ScoreStage]:
+        """Both sides of every pair in ``checkpoints``, per seed, scored by the pair's reference."""
+        how = self.generate_stages()[0].evaluation
+        stages = []
+        for pair in self.checkpoints:
+            for model in (pair.before, pair.after):
+                policy = self._model() | {"model": model, "policy": None, "evaluation": how}
+                stages += [
+                    ScoreStage(
+                        responses=GenerateStage(**policy, seed=seed),
+                        semantics=self.evaluation.semantics,
+                        reference=pair.reference or pair.before,
+                    )
+                    for seed in self.eval_seeds
+                ]
+        return stages
 
     def pairwise_stages(self) -> list[PairwiseStage]:
         """CaLIF against IF-RLVR, first training and evaluation seed (A21); none without a judge."""

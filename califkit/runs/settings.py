@@ -220,6 +220,19 @@ class ResponseSettings(Frozen):
         return self
 
 
+class CheckpointPair(Frozen):
+    """Two checkpoints to compare (paper, Fig. 3): hub ids, names or paths.
+
+    ``reference`` is the model under which l of both is taken; None is ``before``. All three must
+    have one tokenizer.
+    """
+
+    name: Annotated[str, Field(min_length=1)]
+    before: str
+    after: str
+    reference: str | None = None
+
+
 class EvaluationSettings(ResponseSettings):
     """The responses and how they are judged."""
 

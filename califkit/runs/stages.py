@@ -153,14 +153,19 @@ class GenerateStage(Stage):
 
 
 class ScoreStage(Stage):
-    """Verdicts, reference log-likelihood and text statistics of generated responses."""
+    """Verdicts, reference log-likelihood and text statistics of generated responses.
+
+    ``reference`` None is the base model of the policy.
+    """
 
     kind = "scores"
     command = "califkit evaluate"
     function = "califkit.evaluation.scores:score_responses"
+    checks = ("califkit.models.checks:check_reference",)
 
     responses: GenerateStage
     semantics: Semantics = "published"
+    reference: str | None = None
 
     @property
     def name(self) -> str:

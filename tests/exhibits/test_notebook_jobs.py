@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from califkit.exhibits.checkpoints import pair_stages
 from califkit.runs import compute, dispatch, jobs, machine
 from califkit.runs.dispatch import NotSubmittedError
 from califkit.runs.folders import MANIFEST, open_run
@@ -28,10 +29,14 @@ ASKED_FOR = {
         stage for stage in settings.score_stages() if stage.responses.method in ("base", "if_rlvr")
     ],
     "tab1_rubrics": Settings.rubric_stages,
+    "fig3_pairs": pair_stages,
 }
 """What a notebook asks for first, if not the scores of all policies."""
 
 JUDGED = {
+    "fig3_pairs": lambda settings: settings.quality_of(
+        [stage.responses for stage in pair_stages(settings)]
+    ),
     "03_evaluate": Settings.quality_stages,
     "fig5_main_results": Settings.quality_stages,
     "tab2_transitions": Settings.quality_stages,

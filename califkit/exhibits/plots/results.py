@@ -7,6 +7,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
+from califkit.exhibits.checkpoints import CLAIMS, LABELS, SIDES
 from califkit.exhibits.methods import LOOKS, MAIN, label, look
 from califkit.exhibits.plots import shared
 
@@ -112,6 +113,29 @@ def likelihood_bars(table: pd.DataFrame) -> Axes:
     ax.tick_params(axis="x", length=0)
     shared.legend(ax, [*shared.bar_handles(MAIN), shared.hollow(points=False)], "upper center")
     return ax
+
+
+def checkpoint_bars(table: pd.DataFrame) -> np.ndarray:
+    """Fig. 3: a panel a metric, a group of two bars a pair: before and after.
+
+    ``table`` is that of `califkit.exhibits.checkpoints.checkpoint_table`. A panel without values
+    says why.
+    """
+    axes = shared.panels(len(CLAIMS), (4.0 * len(CLAIMS), 4.2))
+    ends = {"low": table["mean"] - table["std"], "high": table["mean"] + table["std"]}
+    table = table.assign(value=table["mean"], **ends)
+    for ax, metric in zip(axes, CLAIMS, strict=True):
+        rows = table[table["metric"] == metric]
+        ax.set_title(LABELS[metric].replace(" (", "\n("))
+        if why := shared.why_empty(rows):
+            ax.set(xticks=[], yticks=[])
+            shared.note(ax, 0.5, 0.5, why, transform=ax.transAxes, ha="center")
+        else:
+            shared.bars(ax, rows, "pair", list(SIDES), ".2f")
+            ax.margins(y=0.12)
+    colours = {name: look(method).colour for method, name in SIDES.items()}
+    shared.legend(axes[0], shared.patches(colours))
+    return axes
 
 
 def id_shares(table: pd.DataFrame) -> Axes:
