@@ -25,9 +25,6 @@ WITHOUT_RUNS = {"00_tour", "fig4_region"}
 ASKED_FOR = {
     "01_anchors": lambda settings: [settings.anchor_stage()],
     "02_train": Settings.train_stages,
-    "fig3_pairs": lambda settings: [
-        stage for stage in settings.score_stages() if stage.responses.method in ("base", "if_rlvr")
-    ],
     "tab1_rubrics": Settings.rubric_stages,
     "fig3_pairs": pair_stages,
 }
