@@ -65,8 +65,9 @@ def _of_training(arms: Iterable[Arm], file: str) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True)
 
 
-def held_out(arms: Iterable[Arm], benchmark: str) -> pd.DataFrame:
-    """Answers to the test prompts of a benchmark, of the base policy and of all complete arms.
+def held_out(arms: Iterable[Arm], benchmark: str, first_tokens: int | None = None) -> pd.DataFrame:
+    """Answers to the test prompts of a benchmark, of the base policy and of all complete arms,
+    identified as a whole or by their ``first_tokens``.
 
     Columns: ``arm``, ``seed`` (of training; NaN for `BASE`), ``eval_seed``, ``key``, ``prompt``,
     ``response`` and `MEASURES`.
@@ -75,7 +76,9 @@ def held_out(arms: Iterable[Arm], benchmark: str) -> pd.DataFrame:
     for arm in arms:
         for params in arm.evaluations:
             settings = params.settings
-            if settings.evaluation.benchmark != benchmark:
+            identified = settings.identification
+            wanted = identified is not None and identified.first_tokens == first_tokens
+            if settings.evaluation.benchmark != benchmark or not wanted:
                 continue
             for stages in zip(
                 settings.score_stages(), settings.identification_stages(), strict=True
