@@ -15,6 +15,8 @@ from califkit.data import load
 from califkit.data.load import DataError, Instance, Loaded, load_source
 from califkit.data.prompts import training_prompts
 from califkit.judges import rubrics
+from califkit.judges.judge import Judge
+from califkit.judges.prompts import Question, user_turn
 from califkit.judges.rubrics import BENCHMARKS, Benchmark, RubricError
 from califkit.models.chat import template_date
 from califkit.models.engines import Response, load_engine
@@ -22,6 +24,8 @@ from califkit.models.resolve import resolve
 from califkit.models.sampling import resolved
 from califkit.runs.folders import POLICY, Run, open_run, own_run, require_complete
 from califkit.runs.jsonl import RowLog, read_jsonl
+from califkit.runs.judge_settings import JudgeSettings
+from califkit.runs.paths import runs_dir
 from califkit.runs.settings import Execution, ParamsError, ResponseSettings
 from califkit.runs.stages import GenerateStage
 from califkit.runs.units import batches, run_units, unit_seed
@@ -124,6 +128,30 @@ def _policy_folder(profile: str, stage: GenerateStage) -> Path:
     if stage.policy is None:
         return resolve(stage.model)
     return require_complete(own_run(profile, stage.policy)).folder / POLICY  # recorded: no weights
+
+
+class Policy(Judge):
+    """A policy behind an endpoint: what it is asked is a prompt, and its answer is the response."""
+
+    role = "policy"
+
+
+def endpoint_answers(
+    profile: str, settings: JudgeSettings, prompts: Sequence[str]
+) -> list[str | None]:
+    """The response of a policy behind an endpoint to each prompt, from its file or the endpoint.
+
+    None where there is none: the endpoint refused, failed, or cut the answer at the token limit
+    also with double room. What has come is kept in ``runs/<profile>/policies/<name>.jsonl``, so a
+    run that is stopped asks only for the rest. `JudgeError` if the endpoint cannot be used, exceeds
+    its limits, or answers nothing.
+    """
+    file = runs_dir() / profile / "policies" / f"{settings.name}.jsonl"
+    policy = Policy(settings.model_copy(update={"structured": "none"}), file)
+    questions = [Question(user_turn(prompt), {}, str, version="prompt") for prompt in prompts]
+    verdicts = policy.judge_all(questions)
+    policy.check_some_are_scored(verdicts)
+    return [verdict.value for verdict in verdicts]
 
 
 def check_benchmark(profile: str, stage: GenerateStage, execution: Execution) -> None:

@@ -13,7 +13,7 @@ from that file. A stage in which nothing was scored is not completed.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -127,12 +127,16 @@ def mean_quality(quality_runs: Sequence[Run]) -> tuple[dict[str, dict[str, float
         responses: {key: metrics.nan_mean(values) for key, values in by_key.items()}
         for responses, by_key in verdicts.items()
     }
-    return means, ", ".join(_label(*item, alone=len(of_judge) == 1) for item in of_judge.items())
+    return means, name_judges(of_judge)
 
 
-def _label(judge: str, values: Sequence[float], alone: bool) -> str:
-    scored = len(values) - int(np.isnan(values).sum())
-    return judge if alone else f"{judge} ({scored} of {len(values)})"
+def name_judges(scores: Mapping[str, Sequence[float]]) -> str:
+    """How tables call the judges: one by its name, of several also how many responses each has
+    scored (not NaN); empty without a judge."""
+    if len(scores) == 1:
+        return next(iter(scores))
+    scored = {judge: len(values) - int(np.isnan(values).sum()) for judge, values in scores.items()}
+    return ", ".join(f"{judge} ({n} of {len(scores[judge])})" for judge, n in scored.items())
 
 
 def _judged(

@@ -89,6 +89,18 @@ gains most Constraint Satisfaction and loses most response quality and length.""
 PROMPTS = {6: ("70", "format:emoji"), 7: ("83", "format:list"), 8: ("255", "words:repeats")}
 """Key in IFBench and constraint id of the prompts of Tables 6 to 8."""
 
+BLIND_SPOT_JUDGES = ("GPT-5.6 Sol", "Claude Opus 5", "Gemini 3.1 Pro")
+"""Judges whose scores Fig. 1 averages, and by its values surely Fig. 2."""
+
+BLIND_SPOT_EXAMPLE = {
+    "policy": "DeepSeek V4 Pro",
+    "constraint": "exactly five numbers",
+    "quality_alone": 9.33,
+    "quality": 2.00,
+    "response": "No. 0 1 2 3 4",
+}
+"""Fig. 2 as printed. Of Fig. 1 no number is printed, and no list of its policies."""
+
 QUERIES = {
     6: "IFBench key 70 (format:emoji): relativistic speed, an emoji after every sentence",
     7: "IFBench key 83 (format:list): define four kinds of music, with !?!? as the bullet",

@@ -82,6 +82,9 @@ class Judge:
     in memory only. ``show_progress`` prints the estimate too, and what stayed unscored.
     """
 
+    role = "judge"
+    """What it is called in messages."""
+
     def __init__(
         self,
         settings: JudgeSettings,
@@ -134,7 +137,7 @@ class Judge:
 
     @property
     def _label(self) -> str:
-        return f"judge {self.settings.name}"
+        return f"{self.role} {self.settings.name}"
 
     def _plan(self, questions: Sequence[Question]) -> _Plan:
         self._cache.refresh()

@@ -25,6 +25,7 @@ from califkit.runs.settings import (
     REGION_METHODS,
     RUBRICS,
     AnchorSettings,
+    AnswerFiles,
     CheckpointPair,
     DataSettings,
     Engine,
@@ -68,6 +69,7 @@ class Settings(Frozen):
     tau: float | None = None
     rubrics: tuple[str, ...] = ()
     checkpoints: tuple[CheckpointPair, ...] = ()
+    answers: tuple[AnswerFiles, ...] = ()
     region_draws: Annotated[int, Field(ge=2)] = 8
     train_seeds: tuple[Seed, ...] = (0,)
     eval_seeds: tuple[Seed, ...] = (0, 1, 2)
@@ -140,6 +142,13 @@ class Settings(Frozen):
         if isinstance(value, tuple) and not 0 < len(set(value)) == len(value):
             raise ValueError("needs a name, a list of distinct names, or null")
         return value
+
+    @model_validator(mode="after")
+    def _policies_have_names_of_their_own(self) -> Settings:
+        names = [policy.name for policy in (*self.execution.policies, *self.answers)]
+        if len(set(names)) < len(names):
+            raise ValueError(f"execution.policies, answers: a name twice: {', '.join(names)}")
+        return self
 
     @model_validator(mode="after")
     def _judges_are_known(self) -> Settings:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from califkit import CalifkitError
 from califkit.runs.durations import checked_durations
@@ -233,6 +233,15 @@ class CheckpointPair(Frozen):
     reference: str | None = None
 
 
+class AnswerFiles(Frozen):
+    """Response files of one policy (paper, Figs. 1 and 2), each row with ``key`` and ``response``:
+    to the test prompts (``constrained``) and to their requests without constraints (``alone``)."""
+
+    name: Annotated[str, Field(min_length=1)]
+    constrained: str
+    alone: str
+
+
 class EvaluationSettings(ResponseSettings):
     """The responses and how they are judged."""
 
@@ -259,7 +268,8 @@ class Execution(Frozen):
     ``workers`` is the number of local jobs at a time; 0 computes everything in the process that
     asks, which suits small models. ``tokens_per_pass`` bounds the memory of the scorer.
     ``deepspeed`` is the path of a DeepSpeed configuration, ``report_to`` lists trackers beside the
-    log that is always written. ``slurm`` holds options of submitit; durations among them
+    log that is always written. ``judges`` and ``policies`` (which answer, for Figs. 1 and 2) are
+    reached behind endpoints. ``slurm`` holds options of submitit; durations among them
     are numbers of the unit in their name, or texts such as ``36h`` (`califkit.runs.durations`).
     """
 
@@ -274,6 +284,7 @@ class Execution(Frozen):
     report_to: tuple[Literal["trackio", "wandb", "tensorboard"], ...] = ()
     slurm: dict[str, Any] = {}
     judges: tuple[JudgeSettings, ...] = ()
+    policies: tuple[JudgeSettings, ...] = ()
 
     def judge(self, name: str) -> JudgeSettings:
         """The judge of this name; `ParamsError` lists those there are."""
@@ -304,10 +315,12 @@ class Execution(Frozen):
     def _durations_have_one_meaning(cls, value: dict[str, Any]) -> dict[str, Any]:
         return checked_durations(value)
 
-    @field_validator("judges")
+    @field_validator("judges", "policies")
     @classmethod
-    def _names_differ(cls, value: tuple[JudgeSettings, ...]) -> tuple[JudgeSettings, ...]:
+    def _names_differ(
+        cls, value: tuple[JudgeSettings, ...], info: ValidationInfo
+    ) -> tuple[JudgeSettings, ...]:
         names = [judge.name for judge in value]
         if len(set(names)) < len(names):
-            raise ValueError(f"two judges of one name: {', '.join(names)}")
+            raise ValueError(f"two {info.field_name} of one name: {', '.join(names)}")
         return value

@@ -19,7 +19,15 @@ from califkit.runs.params import load_params
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY = "sk-test-0123456789abcdefSECRET"
-OURS = ("03_evaluate", "fig3_pairs", "fig5_main_results", "tab2_transitions", "tab5_pairwise")
+OURS = (
+    "03_evaluate",
+    "fig1_blind_spot",
+    "fig2_example",
+    "fig3_pairs",
+    "fig5_main_results",
+    "tab2_transitions",
+    "tab5_pairwise",
+)
 OTHERS = ("fig7_constraint_types", "tab1_rubrics", "tab6_inflation", "tab7_tab8_examples")
 PRESENT = [name for name in (*OURS, *OTHERS) if (ROOT / "notebooks" / f"{name}.ipynb").exists()]
 

@@ -27,6 +27,8 @@ ASKED_FOR = {
     "02_train": Settings.train_stages,
     "tab1_rubrics": Settings.rubric_stages,
     "fig3_pairs": pair_stages,
+    "fig1_blind_spot": lambda settings: [settings.anchor_stage()],
+    "fig2_example": lambda settings: [settings.anchor_stage()],
 }
 """What a notebook asks for first, if not the scores of all policies."""
 

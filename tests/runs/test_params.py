@@ -393,7 +393,7 @@ CHANGES = {
 # These have tests of their own below.
 ELSEWHERE = {"alpha", "methods", "train_seeds", "eval_seeds", "evaluation.semantics"}
 ELSEWHERE |= {"region_draws", "judge", "self_judge", "stronger_judge", "tau", "rubrics"}
-ELSEWHERE |= {"checkpoints"}
+ELSEWHERE |= {"checkpoints", "answers", "execution.policies"}
 ELSEWHERE |= {"execution.judges", "identification", "evaluation.composed"}
 # Anchors are drawn as the rollouts are.
 ANCHOR_SAMPLING = {"temperature": 0.9, "top_p": 0.9, "top_k": 5, "max_tokens": 9}

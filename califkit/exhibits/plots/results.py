@@ -115,6 +115,40 @@ def likelihood_bars(table: pd.DataFrame) -> Axes:
     return ax
 
 
+def blind_spot(table: pd.DataFrame) -> np.ndarray:
+    """Fig. 1: Constraint Satisfaction against quality, and quality with and without constraint.
+
+    ``table`` is that of `califkit.exhibits.blind_spot.blind_spot_table`. The second Axes show the
+    log-likelihood, and say so, where no judge has measured quality.
+    """
+    plane, paired = axes = shared.panels(2, (9.6, 4.4))
+    scored = table.dropna(subset=["satisfaction", "quality"])
+    plane.plot(scored["satisfaction"], scored["quality"], "o", color=shared.GREY)
+    for row in scored.itertuples():
+        place = {"xytext": (5, 4), "textcoords": "offset points"}
+        plane.annotate(row.policy, (row.satisfaction, row.quality), fontsize=8, **place)
+    if scored.empty:
+        why = table["note"].iloc[0]
+        shared.note(plane, 0.5, 0.5, why, transform=plane.transAxes, ha="center")
+    plane.set(xlabel=shared.SATISFACTION, ylabel="response quality (1 to 10)", title="(a)")
+    measured = table["quality_drop"].notna().any()
+    name = "quality" if measured else "loglik"
+    colours = {"request alone": look("base").colour, "with constraint": look("if_rlvr").colour}
+    before, after = table[f"{name}_alone"], table[f"{name}_constrained"]
+    for x, ends in enumerate(zip(before, after, strict=True)):
+        for y, colour in zip(ends, colours.values(), strict=True):
+            paired.plot(x, y, "o", color=colour)
+        style = {"arrowstyle": "->", "color": shared.GREY, "shrinkA": 5, "shrinkB": 5}
+        if np.isfinite(ends).all():
+            paired.annotate("", (x, ends[1]), (x, ends[0]), arrowprops=style)
+    paired.set_xticks(range(len(table)), table["policy"])
+    paired.set(xlim=(-0.6, len(table) - 0.4), title="(b)" if measured else "(b) not quality")
+    paired.set_ylabel("response quality (1 to 10)" if measured else shared.LOGLIK)
+    paired.margins(y=0.2)
+    shared.legend(plane, shared.patches(colours))
+    return axes
+
+
 def checkpoint_bars(table: pd.DataFrame) -> np.ndarray:
     """Fig. 3: a panel a metric, a group of two bars a pair: before and after.
 
