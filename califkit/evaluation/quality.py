@@ -112,7 +112,7 @@ def estimates(
         judges[stage.judge.name] = judge_of(profile, stage, execution)
         asked = questions.setdefault(stage.judge.name, [])
         if not open_run(profile, stage).is_complete:
-            asked += [one for _, several in _questions(profile, stage.needs)[0] for one in several]
+            asked += [one for _, several in _questions(profile, stage)[0] for one in several]
     return {name: judges[name].estimate(asked) for name, asked in questions.items()}
 
 
@@ -124,7 +124,7 @@ def _judged(
     row: Callable[[Sequence[Verdict]], dict[str, Any]],
 ) -> Run:
     def grade(judge: Judge) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        asked, loaded = _questions(profile, stage.needs)
+        asked, loaded = _questions(profile, stage)
         verdicts = judge.judge_all([question for _, several in asked for question in several])
         judge.check_some_are_scored(verdicts)
         following = iter(verdicts)
@@ -173,11 +173,12 @@ def _pair_row(verdicts: Sequence[Verdict]) -> dict[str, Any]:
 
 
 def _questions(
-    profile: str, stages: Sequence[GenerateStage]
+    profile: str, stage: QualityStage | PairwiseStage
 ) -> tuple[list[tuple[Instance, list[Question]]], Loaded]:
     """What is asked about each prompt: one policy's answer, or two policies' in both orders."""
+    stages = stage.needs
     several = [load_answers(profile, stage) for stage in stages]
-    texts = [_texts(answers, stage) for answers, stage in zip(several, stages, strict=True)]
+    texts = [_texts(answers, one) for answers, one in zip(several, stages, strict=True)]
     if lonely := sorted(set(texts[0]) ^ set(texts[-1])):
         raise DataError(
             f"{stages[0].name} and {stages[-1].name} do not answer the same prompts: {len(lonely)} "
@@ -188,7 +189,7 @@ def _questions(
         instance = several[0].instances[key]
         first, second = texts[0][key], texts[-1][key]
         if len(stages) == 1:
-            questions = [quality_question(instance.x, first)]
+            questions = [quality_question(instance.x, first, stage.judge.prompt)]
         else:
             orders = [(first, second), (second, first)]
             questions = [pair_question(instance.x, *order) for order in orders]

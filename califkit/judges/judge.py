@@ -83,7 +83,8 @@ class Judge:
 
     def quality(self, items: Sequence[tuple[str, str]]) -> list[Verdict]:
         """Response Quality of every (x, y): an integer from 1 to 10 (paper, section 1)."""
-        return self.judge_all([quality_question(x, y) for x, y in items])
+        wording = self.settings.prompt
+        return self.judge_all([quality_question(x, y, wording) for x, y in items])
 
     def judge_all(self, questions: Sequence[Question]) -> list[Verdict]:
         """`judge_all_async` for callers that do not await, inside a running event loop or not."""

@@ -22,6 +22,9 @@ _OURS = {
 class JudgeModel(Frozen):
     """What can change a judge's answers: it enters cache keys and the hashes of stages.
 
+    ``prompt`` is the wording of response quality: the paper's six criteria and a bare score, or the
+    longer ``strict`` one (`califkit.judges.prompts.QUALITY_PROMPTS`). RQ, judge rewards and tau use
+    the same.
     ``structured`` is what the endpoint takes as ``response_format`` (JSON is asked for in the
     prompt in any case). ``max_tokens`` has to cover hidden reasoning as well as the answer.
     ``temperature`` null sends none, for models that refuse it. ``extra_body`` holds further body
@@ -30,6 +33,7 @@ class JudgeModel(Frozen):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
     model: Annotated[str, Field(min_length=1)]
+    prompt: Literal["paper", "strict"] = "paper"
     structured: Literal["json_schema", "json_object", "none"] = "json_schema"
     max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     max_tokens: Count = 4096

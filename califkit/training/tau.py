@@ -14,7 +14,7 @@ from califkit.anchors.rows import AnchorError, read_draws
 from califkit.data.load import Instance
 from califkit.judges.client import api_key
 from califkit.judges.judge import Judge, JudgeError
-from califkit.judges.prompts import QUALITY_VERSION, quality_question
+from califkit.judges.prompts import QUALITY_PROMPTS, quality_question
 from califkit.rewards.judge import Grader
 from califkit.runs.folders import Run, StaleRunError
 from califkit.runs.jsonl import write_json
@@ -79,7 +79,8 @@ def fixed_tau(
     """
     path = run.folder / TAU
     stored = Tau(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
-    if stored and stored.prompt_version != QUALITY_VERSION:
+    version = QUALITY_PROMPTS[settings.prompt].version
+    if stored and stored.prompt_version != version:
         raise StaleRunError(
             f"{run.folder}: was begun with another wording of the judge's prompt; delete the "
             "folder to begin again"
@@ -88,7 +89,7 @@ def fixed_tau(
     if stored:
         return stored
     if run.stage.tau is not None:
-        tau = Tau(run.stage.tau, measured=False, prompt_version=QUALITY_VERSION)
+        tau = Tau(run.stage.tau, measured=False, prompt_version=version)
     else:
         tau = measure_tau(anchors, instances, Judge(settings, cache_path))
         print(
@@ -157,7 +158,8 @@ def _cost(
 ) -> str:
     """What training may take, if rollouts are as long as the reference answers."""
     items, _ = _reference_answers(anchors, instances)
-    sample = Judge(settings).estimate([quality_question(x, y) for x, y in items])
+    questions = [quality_question(x, y, settings.prompt) for x, y in items]
+    sample = Judge(settings).estimate(questions)
     calls = stage.training.steps * _calls_per_step(stage)
     price = "price not known"
     if sample.cost is not None:

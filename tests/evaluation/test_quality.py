@@ -23,7 +23,7 @@ from califkit.exhibits.summary import metrics_by_run, response_table, summary_ta
 from califkit.generation import RESPONSES
 from califkit.judges.cache import judge_cache
 from califkit.judges.judge import JudgeError
-from califkit.judges.prompts import PAIR_VERSION, QUALITY_VERSION
+from califkit.judges.prompts import PAIR_VERSION, QUALITY_PROMPTS
 from califkit.runs.dispatch import run_stage
 from califkit.runs.folders import open_run
 from califkit.runs.jsonl import RowLog, read_jsonl
@@ -132,7 +132,7 @@ def test_the_judge_sees_the_request_alone_and_every_answer_also_an_empty_one(res
     assert [row["request_is_flagged"] for row in rows] == [False, True, True]
     row = rows[0]
     assert (row["status"], row["reason"], row["model"]) == ("ok", "", "served-model")
-    assert row["prompt_version"] == QUALITY_VERSION
+    assert row["prompt_version"] == QUALITY_PROMPTS["paper"].version
     assert row["usage"]["input_tokens"] == 100
     manifest = run.manifest()
     assert manifest["settings"]["judge"]["name"] == "grader"

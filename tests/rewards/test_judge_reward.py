@@ -20,7 +20,7 @@ from califkit.anchors.rows import AnchorError
 from califkit.data.rows import constraints_json
 from califkit.judges.cache import judge_cache
 from califkit.judges.judge import Judge, JudgeError
-from califkit.judges.prompts import QUALITY_VERSION
+from califkit.judges.prompts import QUALITY_PROMPTS
 from califkit.rewards.judge import judge_statistics
 from califkit.rewards.trl import CalifReward, RewardError
 from califkit.runs.folders import LOG, ROLLOUTS, Run, StaleRunError, own_run
@@ -293,7 +293,7 @@ def test_tau_is_the_mean_score_of_the_constrained_reference_answers(tmp_path):
     assert asdict(tau) == {
         "value": 6.0,
         "measured": True,
-        "prompt_version": QUALITY_VERSION,
+        "prompt_version": QUALITY_PROMPTS["paper"].version,
         "scored": 9,
         "unscored": {},
         "empty": 1,
@@ -370,11 +370,10 @@ class TestFixedTau:
         with pytest.raises(JudgeError, match="cost about 4800.00; max_cost is 4799"):
             fixed("http://127.0.0.1:9/v1", tau=6.5, max_cost=4799, **prices)
 
-    def test_another_wording_of_the_prompt_is_another_run(self, fixed, monkeypatch):
+    def test_another_wording_of_the_prompt_is_another_run(self, fixed):
         fixed("http://127.0.0.1:9/v1", tau=6.5)
-        monkeypatch.setattr("califkit.training.tau.QUALITY_VERSION", "another")
         with pytest.raises(StaleRunError, match="another wording"):
-            fixed("http://127.0.0.1:9/v1", tau=6.5)
+            fixed("http://127.0.0.1:9/v1", tau=6.5, prompt="strict")
 
 
 # ---------------------------------------------------------------- the training stage
@@ -549,7 +548,7 @@ class TestTraining:
         tau = trained.run.manifest()["tau"]
         assert tau["value"] == pytest.approx(sum(expected) / len(expected))
         assert (tau["scored"], tau["unscored"], tau["measured"]) == (len(answers), {}, True)
-        assert tau["prompt_version"] == QUALITY_VERSION
+        assert tau["prompt_version"] == QUALITY_PROMPTS["paper"].version
         assert tau == trained.first_tau
         texts = {row["answer"] for row in answers}
         first = trained.first_requests[: len(answers)]

@@ -533,6 +533,7 @@ def test_what_a_judge_answers_is_hashed_and_how_it_is_reached_is_not(write):
     for change in (
         {"model": "other/model"},
         {"temperature": 1.0},
+        {"prompt": "strict"},
         {"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}},
     ):
         assert not set(hashes(**change)) & set(plain), change
