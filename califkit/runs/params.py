@@ -10,7 +10,7 @@ A params file is an ordinary papermill parameters file with three keys::
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
@@ -46,6 +46,8 @@ from califkit.runs.stages import (
 from califkit.runs.text import short
 from califkit.runs.types import Frozen, Positive, Seed
 from califkit.runs.yaml_text import YamlError, check_size, read_yaml
+
+T = TypeVar("T", bound=Frozen)
 
 
 class Settings(Frozen):
@@ -234,19 +236,22 @@ def load_params(profile: str | Path = "cpu", settings: dict[str, Any] | None = N
     """
     path = params_path(profile)
     raw = read_params_file(path)
-    params = _typed(raw, str(path))
+    if "groups" in raw:
+        raise ParamsError(f"{path}: holds the arms of a study (califkit.runs.arms), no profile")
+    params = typed(Params, raw, str(path))
     if settings is not None:
         try:
             check_size(settings)
         except YamlError as error:
             raise ParamsError(f"{path} with overrides: settings: {error}") from error
-        params = _typed(merge(raw, {"settings": settings}), f"{path} with overrides")
+        params = typed(Params, merge(raw, {"settings": settings}), f"{path} with overrides")
     return params
 
 
-def _typed(raw: dict[str, Any], source: str) -> Params:
+def typed(model: type[T], raw: dict[str, Any], source: str) -> T:
+    """What a file holds, typed; `ParamsError` has a line a problem, with file, key and value."""
     try:
-        return Params.model_validate(raw)
+        return model.model_validate(raw)
     except ValidationError as error:
         raise ParamsError(_explain(source, error)) from error
 

@@ -24,7 +24,8 @@ def write(tmp_path):
 
     def make(groups: dict, **content) -> Path:
         path = tmp_path / "arms.yaml"
-        path.write_text(yaml.safe_dump({"params": str(base), "groups": groups, **content}))
+        held = {"params": str(base), "groups": groups, **content}
+        path.write_text(yaml.safe_dump(held, sort_keys=False))
         return path
 
     return make
@@ -65,14 +66,71 @@ def test_pilots_have_a_profile_and_settings_of_their_own(write):
     ("groups", "message"),
     [
         ({"one": {"arms": {"a": {"alpha": -1}}}}, r"arms.yaml: arm a: .*settings.alpha.*got -1"),
-        ({"one": {"arms": {"a": {}}, "seed": 1}}, "arms.yaml: one: has seed; known are also, arms"),
+        (
+            {"one": {"arms": {"a": {}}, "seed": 1}},
+            r"groups.one.seed: unknown key \(got 1\)",
+        ),
+        ({"one": {"arms": {"a": {}}, "configurations": ["x"]}}, "one: no configuration x; .* none"),
         ({"one": {"arms": {"a": {}}}, "two": {"arms": {"a": {}}}}, "the arm a comes twice"),
-        ({"one": []}, r"arms.yaml: one: has \[\]"),
+        ({"one": []}, r"arms.yaml: groups.one: .* \(got \[\]\)"),
+        ({"one": {"arms": {"a": 3}}}, r"arms.yaml: groups.one.arms.a: .* \(got 3\)"),
     ],
 )
 def test_a_file_that_cannot_be_used(write, groups, message):
     with pytest.raises(ParamsError, match=message):
         load_arms(write(groups))
+
+
+def test_a_group_stands_once_for_each_configuration(write):
+    configurations = {"small": {"alpha": 0.2}, "large": {"thinking": True}}
+    groups = {
+        "one": {"arms": {"a": {}, "b": {"alpha": 0.7}}},
+        "two": {"configurations": ["large"], "arms": {"c": {}}},
+    }
+    path = write(groups, configurations=configurations)
+    found = [
+        (a.name, a.configuration, a.params.settings.alpha, a.params.settings.thinking)
+        for a in load_arms(path)
+    ]
+    assert found == [
+        ("small/a", "small", 0.2, False),
+        ("small/b", "small", 0.7, False),
+        ("large/a", "large", 0.3, True),
+        ("large/b", "large", 0.7, True),
+        ("large/c", "large", 0.3, True),
+    ]
+    assert [arm.name for arm in load_arms(path, groups=["two"])] == ["large/c"]
+    with pytest.raises(ParamsError, match="arms.yaml: no group three; known are one, two"):
+        load_arms(path, groups=["three"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"alhpa": 0.2}, r"arms.yaml: arm large/a: .*settings.alhpa: unknown key \(got 0.2\)"),
+        ({"thinking": "x"}, r"arms.yaml: arm large/a: .*settings.thinking: .*\(got 'x'\)"),
+    ],
+)
+def test_a_configuration_that_cannot_be_used_is_named_with_its_arm_and_key(write, change, message):
+    path = write({"one": {"arms": {"a": {}}}}, configurations={"small": {}, "large": change})
+    with pytest.raises(ParamsError, match=message) as error:
+        load_arms(path)
+    assert "\n" not in str(error.value)
+
+
+# --- the paper -----------------------------------------------------------------------------------
+
+
+def test_the_paper_has_31_training_runs_on_five_sets_of_anchors():
+    """10 main runs, 4 judge rewards, 5 ablations, 5 more alphas, 6 more betas, CaLIF without KL;
+    the region methods take eight draws a side for the prompts of Qwen3-1.7B."""
+    arms = load_arms(STUDY.parents[1] / "paper.yaml")
+    stages = [stage for arm in arms for stage in arm.params.settings.train_stages()]
+    assert len({stage_hash(stage) for stage in stages}) == 10 + 4 + 5 + 5 + 6 + 1 == 31
+    draws = {stage_hash(stage.anchors): stage.anchors.anchors.draws for stage in stages}
+    assert sorted(draws.values()) == [1, 1, 1, 1, 1, 8]
+    references = {(stage.anchors.model, stage.anchors.thinking) for stage in stages}
+    assert len(references) == 5
 
 
 # --- the study of docs/study.md ------------------------------------------------------------------

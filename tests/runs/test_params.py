@@ -12,6 +12,7 @@ from califkit.runs.stages import AnchorStage, GenerateStage, ScoreStage, TrainSt
 from califkit.runs.yaml_text import read_yaml
 
 PARAMS = Path(__file__).resolve().parents[2] / "params"
+PROFILES = sorted(path for path in PARAMS.glob("*.yaml") if path.stem != "paper")
 
 
 @pytest.fixture
@@ -37,7 +38,13 @@ def refusal(path: Path, **options) -> str:
     return message
 
 
-@pytest.mark.parametrize("path", sorted(PARAMS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_arms_of_a_study_are_no_profile():
+    assert refusal(PARAMS / "paper.yaml").endswith(
+        "holds the arms of a study (califkit.runs.arms), no profile"
+    )
+
+
+@pytest.mark.parametrize("path", PROFILES, ids=lambda path: path.stem)
 def test_every_params_file_loads_under_its_own_name(path):
     params = load_params(path)
     assert params.profile == path.stem
