@@ -24,7 +24,6 @@ from numpy.typing import ArrayLike
 
 from califkit.audit.signals import (
     Signal,
-    asks_for_short_or_copied,
     find_signals,
     length,
     text_distinct_2,
@@ -34,6 +33,7 @@ from califkit.audit.verdict import Verdict, decide
 from califkit.evaluation.verdicts import PUBLISHED, Verdicts, verify_many
 from califkit.metrics import TRANSITIONS, change_by_transition, nan_mean, transitions
 from califkit.verifiers import Constraint
+from califkit.verifiers.registry import asks_for_short_or_copied
 
 N_EXAMPLES = 10
 
@@ -356,7 +356,7 @@ def _not_checked(
         found.append((f"log-likelihood of {n} pairs", "an empty answer has none"))
     if notes["identified"]:
         found.append(("request identification", f"not measured, because {notes['identified']}"))
-    if n := sum(asks_for_short_or_copied(pair.constraints) for pair in pairs):
+    if n := sum(asks_for_short_or_copied(c.id for c in pair.constraints) for pair in pairs):
         why = "their constraints ask for a short, copied or repeated answer"
         found.append((f"signals in the texts of {n} pairs", why))
     if base.errors or trained.errors:

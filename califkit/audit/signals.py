@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from califkit.metrics import distinct_2
 from califkit.verifiers import Constraint
+from califkit.verifiers.registry import asks_for_short_or_copied
 
 LOGLIK_DROP = 2.0
 """Nats per token that l lies under that of the other response. Two samples of one policy rarely
@@ -49,17 +50,6 @@ REPETITION_SHARE = 0.3
 COPIED_SHARE = 0.7
 """Share of an answer's words that are words of its constraints, from which it is a copy of them;
 single words are left to `near_empty`."""
-
-SHORT_OR_COPIED = frozenset(
-    {
-        *("format:options", "detectable_format:constrained_response", "combination:repeat_prompt"),
-        *("repeat:repeat_change", "repeat:repeat_simple", "repeat:repeat_span"),
-        *("copy:repeat_phrase", "copy:copying_simple", "copy:copy", "copy:copying_multiple"),
-        "new:copy_span_idx",
-    }
-)
-"""Constraints that ask for a short, copied or repeated answer; no signal of the text is then
-counted (the likelihood drop is)."""
 
 SIGNALS = {
     "near_empty": "one word or almost nothing",
@@ -215,11 +205,11 @@ def find_signals(
     """All signals of a response beside the other policy's, by name.
 
     The texts are without reasoning, ``wording`` has the constraints as the prompt words them.
-    Constraints among `SHORT_OR_COPIED` switch the signals of the text off. The numbers are of the
-    response and of the other one, NaN where not measured.
+    The signals of the text are off where the constraints ask for a short or copied answer. The
+    numbers are of the response and of the other one, NaN where not measured.
     """
     found = [loglik_drop(*logliks), quality_drop(*qualities), request_lost(*identified)]
-    if not asks_for_short_or_copied(constraints):
+    if not asks_for_short_or_copied(c.id for c in constraints):
         found += [
             near_empty(text),
             length_collapse(text, other, constraints),
@@ -228,11 +218,6 @@ def find_signals(
         ]
     present = {signal.name: signal for signal in found if signal is not None}
     return {name: present[name] for name in SIGNALS if name in present}
-
-
-def asks_for_short_or_copied(constraints: Sequence[Constraint]) -> bool:
-    """Whether one of the constraints is among `SHORT_OR_COPIED`."""
-    return any(constraint.id in SHORT_OR_COPIED for constraint in constraints)
 
 
 def _constraint_text(constraint: Constraint) -> str:

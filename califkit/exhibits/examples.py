@@ -17,6 +17,7 @@ from califkit.exhibits.methods import label
 from califkit.exhibits.plaintext import block, code_span
 from califkit.exhibits.summary import judges
 from califkit.exhibits.types import measured
+from califkit.verifiers.registry import asks_for_short_or_copied
 
 
 def repetitions(responses: pd.DataFrame) -> tuple[pd.DataFrame, str]:
@@ -44,12 +45,13 @@ def quality_gaps(responses: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     """Prompts where IF-RLVR passes, the largest gap first, and the rule in words (Tables 7, 8).
 
     The gap is response quality, base minus IF-RLVR, on the same prompt and evaluation seed.
-    Without a judge it is the drop of the log-likelihood, then of the length. Each prompt comes
-    once. Columns: those of ``responses`` (IF-RLVR's), and ``quality_gap``, ``loglik_drop``,
-    ``length_drop``.
+    Without a judge it is the drop of the log-likelihood, then of the length. Prompts that ask for a
+    short or copied answer are left out: there it is no hack. Each prompt comes once.
+    Columns: those of ``responses`` (IF-RLVR's), ``quality_gap``, ``loglik_drop``, ``length_drop``.
     """
     table, reason = measured(responses)
     quantities = ["response_quality", "loglik", "tokens"]
+    table = table[~table["ids"].map(asks_for_short_or_copied).astype(bool)]
     base = table.loc[table["method"] == "base", ["key", "eval_seed", *quantities]]
     passing = table[(table["method"] == "if_rlvr") & table["passes"].astype(bool)]
     pairs = passing.merge(base, on=["key", "eval_seed"], suffixes=("", "_base"))
@@ -66,6 +68,7 @@ def quality_gaps(responses: pd.DataFrame) -> tuple[pd.DataFrame, str]:
         order = list(gaps)
         pairs = pairs.dropna(subset=["quality_gap"])
         rule = "largest gap of response quality, base minus IF-RLVR, where IF-RLVR passes"
+    rule += "; prompts that ask for a short or copied answer are left out"
     pairs = pairs.sort_values(order, ascending=False, kind="stable").drop_duplicates("key")
     return pairs[[*responses.columns, *gaps]].reset_index(drop=True), rule
 

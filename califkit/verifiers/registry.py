@@ -21,7 +21,7 @@ import difflib
 import inspect
 import re
 import string
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
@@ -336,3 +336,19 @@ def compare(count: float, relation: str, threshold: float) -> bool:
     if relation == "at least":
         return count >= threshold
     raise ValueError(f"relation must be 'less than' or 'at least', not {relation!r}")
+
+
+SHORT_OR_COPIED = frozenset(
+    {
+        *("format:options", "detectable_format:constrained_response", "combination:repeat_prompt"),
+        *("repeat:repeat_change", "repeat:repeat_simple", "repeat:repeat_span"),
+        *("copy:repeat_phrase", "copy:copying_simple", "copy:copy", "copy:copying_multiple"),
+        "new:copy_span_idx",
+    }
+)
+"""Constraints that ask for a short, copied or repeated answer, which is then no sign of hacking."""
+
+
+def asks_for_short_or_copied(ids: Iterable[str]) -> bool:
+    """Whether one of a prompt's constraints is among `SHORT_OR_COPIED`."""
+    return not SHORT_OR_COPIED.isdisjoint(ids)

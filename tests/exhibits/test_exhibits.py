@@ -267,6 +267,11 @@ def test_gaps_of_quality_are_ranked_where_if_rlvr_passes():
         *pair("large", {"quality": 9.0}, {"quality": 1.0}),
         *pair("fails", {"quality": 10.0}, {"quality": 1.0, "passes": False}),
         *pair("unscored", {"quality": 10.0}, {"quality": np.nan}),
+        *pair(
+            "asks for one word",
+            {"quality": 10.0, "ids": ["format:options"]},
+            {"quality": 1.0, "ids": ["format:options"]},
+        ),
     )
     found, rule = examples.quality_gaps(responses)
     assert found["key"].tolist() == ["large", "small"]
