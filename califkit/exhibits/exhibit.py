@@ -25,7 +25,15 @@ from califkit.exhibits.summary import NO_JUDGE, judges, metrics_by_run, response
 from califkit.runs import dispatch
 from califkit.runs.arms import Arm, load_arms
 from califkit.runs.folders import Run
-from califkit.runs.params import Params, Settings, load_params, merge, params_path, read_study
+from califkit.runs.params import (
+    Params,
+    Settings,
+    load_params,
+    merge,
+    params_path,
+    read_params_file,
+    read_study,
+)
 from califkit.runs.paths import project_root
 from califkit.runs.settings import ParamsError
 from califkit.runs.stages import Stage
@@ -35,8 +43,8 @@ from califkit.runs.stages import Stage
 class Exhibit:
     """A notebook's parameters, typed; made by `open_exhibit`.
 
-    ``overrides`` are the settings as given, ``deviations`` those of them that are not what the
-    params file says, as ``training.steps: 5``.
+    ``overrides`` are the settings given that are not in the params file, ``deviations`` what they
+    change, as ``training.steps: 5``.
     """
 
     params: Params
@@ -153,7 +161,23 @@ def open_exhibit(profile: str, settings: dict[str, Any], submit: bool) -> Exhibi
         print(f"CaLIF departs from the paper's rule: {told}")
     if changed := _deviations(load_params(profile).settings, params.settings):
         print(f"overrides: {in_short(changed)}")
-    return Exhibit(params, submit, settings, changed)
+    file = read_params_file(params_path(profile)).get("settings", {})
+    return Exhibit(params, submit, _changed(settings, file), changed)
+
+
+def _changed(given: dict[str, Any], file: dict[str, Any]) -> dict[str, Any]:
+    """The settings given without those that the params file has anyway: papermill passes all of
+    them, and they would undo what the arms of a study change."""
+    changed = {}
+    for key, value in given.items():
+        theirs = file.get(key)
+        if isinstance(value, dict) and isinstance(theirs, dict):
+            value = _changed(value, theirs)
+            if value:
+                changed[key] = value
+        elif value != theirs or key not in file:
+            changed[key] = value
+    return changed
 
 
 def _deviations(file: Settings, own: Settings) -> dict[str, Any]:

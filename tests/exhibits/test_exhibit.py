@@ -73,6 +73,18 @@ def test_overrides_have_figures_of_their_own(tmp_path, monkeypatch):
     ]
 
 
+def test_settings_of_the_file_given_again_do_not_undo_what_arms_change():
+    """papermill -f passes the whole file; what differs from it holds for every arm."""
+    settings = yaml.safe_load((ROOT / "params" / "ci.yaml").read_text())["settings"]
+    settings["training"]["beta"] = 0.001
+    settings["alpha"] = 0.3
+    exhibit = exhibits.open("ci", settings, False)
+    assert exhibit.overrides == {"training": {"beta": 0.001}, "alpha": 0.3}
+    arms = {arm.name: arm.params.settings for arm in exhibit.arms()}
+    assert arms["if_rlvr"].methods == ("if_rlvr",)
+    assert {one.alpha for one in arms.values()} == {0.3}
+
+
 @pytest.mark.slow
 @pytest.mark.notebook
 def test_the_template_runs_and_saves_its_picture(tmp_path, monkeypatch):
