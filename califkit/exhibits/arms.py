@@ -84,9 +84,10 @@ def sweep_points(results: pd.DataFrame, arms: Sequence[Arm]) -> pd.DataFrame:
     """The points of Figure 8: Constraint Satisfaction against quality along alpha and along beta.
 
     A curve has the arms of the group of its name, and the main arms that differ from those in the
-    coefficient alone. Columns: ``source``, ``configuration``, ``curve``, ``coefficient``, ``x``,
-    ``y``, ``note``; `quality_metric` names y. The base policy is a curve of one point. The paper's
-    points are those that it prints, with response quality.
+    coefficient alone; without such a group, the main arm of its method. Columns: ``source``,
+    ``configuration``, ``curve``, ``coefficient``, ``x``, ``y``, ``note``; `quality_metric` names y.
+    The base policy is a curve of one point. The paper's points are those that it prints, with
+    response quality.
     """
     quality = quality_metric(results)
     wide = results.pivot_table(index=["configuration", "arm"], columns="metric", values="mean")
@@ -121,6 +122,8 @@ def _along(arms: Sequence[Arm], coefficient: str) -> list[Arm]:
     swept = [arm for arm in swept if _run_of(arm).method == SWEPT[coefficient]]
     rest = [_without(_run_of(arm), coefficient) for arm in swept]
     main = [arm for arm in arms if arm.group == "main"]
+    if not swept:
+        return [arm for arm in main if arm.name == SWEPT[coefficient]]
     return [*(arm for arm in main if _without(_run_of(arm), coefficient) in rest), *swept]
 
 

@@ -7,6 +7,7 @@ import yaml
 
 from califkit.exhibits.arms import (
     JUDGE_REWARDS,
+    NO_KL,
     NOT_RUN,
     ablations_beside_paper,
     in_words,
@@ -16,6 +17,7 @@ from califkit.exhibits.arms import (
     sweep_points,
     with_differences,
 )
+from califkit.exhibits.plots.arms import no_kl
 from califkit.runs.arms import load_arms
 
 
@@ -75,6 +77,28 @@ def test_a_sweep_runs_through_the_main_arm_that_differs_in_the_coefficient_alone
     assert here.loc[("CaLIF, alpha", 0.01), "note"] == NOT_RUN
     assert here.loc["IF-RLVR, beta"]["y"].to_dict() == {0.001: 1, 0.05: 3}, "information, no judge"
     assert here.loc["base"]["x"].tolist() == [20]
+
+
+def test_without_a_sweep_the_main_arms_are_points(arms):
+    main = [arm for arm in arms if arm.group == "main"]
+    table = sweep_points(results(base=satisfaction(20, 9), calif=satisfaction(30, 8)), main)
+    here = table[table["source"] == "this run"].set_index(["curve", "coefficient"])
+    assert here.loc[("CaLIF, alpha", 0.1), ["x", "y"]].tolist() == [30, 8]
+    assert here.loc[("IF-RLVR, beta", 0.001), "note"] == NOT_RUN
+
+
+def test_the_bars_of_figure_9_stay_inside_and_say_what_was_not_run():
+    table = with_differences(
+        results(base=satisfaction(20, 9), calif=satisfaction(30, 8)),
+        NO_KL,
+        ["prompt_level_loose_acc", "information"],
+    )
+    left, right = no_kl(table, "information")
+    low, high = left.get_xlim()
+    assert all(low < bar.get_x() and bar.get_x() + bar.get_width() < high for bar in left.patches)
+    assert [text.get_text() for text in right.texts] == [NOT_RUN] * 2
+    heights = [bar.get_height() for bar in left.patches if not np.isnan(bar.get_height())]
+    assert heights == [20, 30]
 
 
 def test_the_paper_prints_four_points_of_figure_8():

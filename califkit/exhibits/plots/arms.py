@@ -6,11 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
-import seaborn as sns
 from matplotlib.axes import Axes
 
 from califkit.exhibits.arms import COEFFICIENTS, NO_KL, SWEPT
-from califkit.exhibits.methods import arm_label, look
+from califkit.exhibits.methods import LOOKS, arm_label, look
 from califkit.exhibits.plots import shared
 from califkit.exhibits.summary import METRICS
 
@@ -60,6 +59,7 @@ def no_kl(table: pd.DataFrame, quality: str) -> np.ndarray:
     for ax, (metric, title) in zip(axes, names.items(), strict=True):
         _arm_bars(ax, table[table["metric"] == metric], NO_KL)
         ax.set(ylabel=title)
+    shared.legend(axes[0], axes[0].get_legend_handles_labels()[0])
     return axes
 
 
@@ -67,13 +67,15 @@ def _arm_bars(ax: Axes, rows: pd.DataFrame, arms: Sequence[str]) -> None:
     """A group of bars a configuration, one bar an arm, with the deviation over runs."""
     configurations = list(dict.fromkeys(rows["configuration"]))
     width = 0.8 / len(arms)
-    colours = dict(zip(arms, sns.color_palette("colorblind", len(arms)), strict=True))
     for place, arm in enumerate(arms):
         own = rows[rows["arm"] == arm].set_index("configuration").reindex(configurations)
         x = np.arange(len(configurations)) + (place - (len(arms) - 1) / 2) * width
-        bars = {"width": width * 0.92, "color": colours[arm], "label": arm_label(arm)}
+        method = max((name for name in LOOKS if arm.startswith(name)), key=len)
+        bars = {"width": width * 0.92, "color": look(method).colour, "label": arm_label(arm)}
+        if arm != method:  # another setting of a method that has a bar of its own
+            bars |= {"hatch": "//", "edgecolor": "white"}
         ax.bar(x, own["mean"], yerr=own["std"].fillna(0), ecolor=shared.INTERVAL, **bars)
         for at in x[own["mean"].isna().to_numpy()]:
             shared.note(ax, at, 0, "not run", rotation=90, ha="center", va="bottom")
     ax.set_xticks(range(len(configurations)), [name or "this run" for name in configurations])
-    ax.legend(fontsize=7, loc="best")
+    ax.set_xlim(-0.6, len(configurations) - 0.4)
