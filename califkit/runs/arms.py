@@ -104,6 +104,10 @@ def _arms_of(
 ) -> Iterator[Arm]:
     where = f"{path}: groups.{group}"
     _check_keys(content, _GROUP, where)
+    for name, wanted in (("configurations", list), ("settings", dict), ("also", list)):
+        if not isinstance(content.get(name, wanted()), wanted):
+            kind = {list: "list", dict: "mapping"}[wanted]
+            raise ParamsError(f"{where}: {name} = {content[name]!r}: expected a {kind}")
     chosen = content.get("configurations", list(configurations) or [""])
     if unknown := [name for name in chosen if name and name not in configurations]:
         known = ", ".join(configurations) or "none"
@@ -116,6 +120,9 @@ def _arms_of(
             merged: dict[str, Any] = {}
             of_configuration = configurations.get(configuration) or {}
             for level in (of_configuration, content.get("settings", {}), own, settings):
+                if not isinstance(level, dict):
+                    at = ", ".join(filter(None, [configuration, name]))
+                    raise ParamsError(f"{where}: arm {at}: {level!r}: expected settings")
                 merged = merge(merged, level)
             changes = [merged, *(merge(merged, further) for further in content.get("also", ()))]
             at_fault = ", ".join(filter(None, [configuration, name]))

@@ -17,6 +17,8 @@ from califkit.exhibits.training import training_table
 from califkit.rewards.reference import NoReferenceError
 from califkit.rewards.statistics import step_statistics
 from califkit.rewards.trl import CalifReward, RewardError, check_config
+from califkit.runs.folders import Run
+from califkit.runs.params import load_params
 from califkit.verifiers import Constraint
 
 NAN = math.nan
@@ -296,8 +298,8 @@ def test_the_training_table_reads_the_names_that_are_logged(bound, batch, tmp_pa
     logged = {"step": 1, "reward": 0.5, "seconds": 1.0}
     bound(method="no_upper")(**batch, log_metric=logged.__setitem__)
     (tmp_path / "log.jsonl").write_text(json.dumps(logged) + "\n")
-    run = SimpleNamespace(folder=tmp_path, stage=SimpleNamespace(method="no_upper", seed=3))
-    row = training_table([run]).iloc[0]
+    stage = load_params("ci").settings.train_stage("no_upper", 3)
+    row = training_table([Run(stage, tmp_path)]).iloc[0]
     assert (row["method"], row["train_seed"], row["step"]) == ("no_upper", 3, 1)
     assert row["r_ver"] == logged["r_ver"]
     assert row["inside"] == 0.75

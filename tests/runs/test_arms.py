@@ -104,6 +104,12 @@ def test_a_file_may_start_from_another_one_but_not_from_its_arms(write, tmp_path
         ({"one": {"arms": {"a": {}}}, "two": {"arms": {"a": {}}}}, "the arm a comes twice"),
         ({"one": {"arms": {"a": {}}, "configurations": ["b"]}}, "one: no configuration b; there"),
         ({"one": {}}, "groups.one: arms = None: expected a mapping"),
+        ({"one": {"arms": {"a": 3}}}, "groups.one: arm a: 3: expected settings"),
+        ({"one": {"arms": {"a": {}}, "settings": 3}}, "one: settings = 3: expected a mapping"),
+        (
+            {"one": {"arms": {"a": {}}, "configurations": "small"}},
+            "one: configurations = 'small': expected a list",
+        ),
         ({"one": []}, r"groups.one: has \[\]"),
         (["one"], r"groups = \['one'\]: expected a mapping"),
     ],
