@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from califkit.runs.params import Params, ParamsError, load_params, merge, params_path, read_study
+from califkit.runs.settings import RewardOptions
 from califkit.runs.stages import Stage, TrainStage, stage_hash
 
 _GROUP = {"configurations", "settings", "also", "arms"}
@@ -68,14 +69,17 @@ def load_arms(
 ) -> list[Arm]:
     """The arms of a params file in its order, with ``settings`` laid over each.
 
-    A file without groups has one arm a method, in the group ``main``. ``groups`` takes those alone.
+    A file without groups has one arm a method, in the group ``main``; CaLIF with another rule than
+    the paper's is called ``calif_variant``. ``groups`` takes those alone.
     `ParamsError` names the file, and the configuration and the arm at fault.
     """
     path = params_path(profile)
     study = read_study(path)
     if not study["groups"]:
-        methods = load_params(profile, settings).settings.methods
-        study["groups"] = {"main": {"arms": {name: {"methods": [name]} for name in methods}}}
+        own = load_params(profile, settings).settings
+        departs = {"calif": "calif_variant"} if own.reward != RewardOptions() else {}
+        arms = {departs.get(name, name): {"methods": [name]} for name in own.methods}
+        study["groups"] = {"main": {"arms": arms}}
     if unknown := set(groups or ()) - set(study["groups"]):
         known = ", ".join(study["groups"])
         raise ParamsError(f"{path}: no group {', '.join(sorted(unknown))}; there are {known}")

@@ -78,6 +78,8 @@ def test_a_file_without_groups_has_one_arm_a_method(write):
     assert [(arm.name, arm.group) for arm in arms] == [("if_rlvr", "main"), ("no_upper", "main")]
     assert [arm.params.settings.methods for arm in arms] == [("if_rlvr",), ("no_upper",)]
     assert {arm.params.settings.alpha for arm in arms} == {0.7}
+    changed = load_arms(write({}), {"reward": {"ceiling_margin": 0.7}})
+    assert [arm.name for arm in changed] == ["if_rlvr", "calif_variant"], "not the paper's rule"
 
 
 def test_a_file_may_start_from_another_one_but_not_from_its_arms(write, tmp_path):
