@@ -19,7 +19,7 @@ from califkit.audit.compare import Audit, Both, Pair, audit
 from califkit.data.load import DataError
 from califkit.evaluation.response_files import Named, Responses, Row, answered, open_responses
 from califkit.evaluation.score_files import Scored, Settings, score_file
-from califkit.models.reasoning import answer_text
+from califkit.models.reasoning import Cuts, answer_text
 
 if TYPE_CHECKING:
     from califkit.judges.judge import Judge
@@ -44,8 +44,7 @@ class Source:
     no_prompt: dict[str, Named] = field(default_factory=dict)
     identical: dict[str, Named] = field(default_factory=dict)
     same_answers: int = 0
-    control: dict[str, int] = field(default_factory=dict)  # responses that end in control tokens
-    unopened: dict[str, int] = field(default_factory=dict)  # with a </think> that nothing opened
+    cuts: dict[str, Cuts] = field(default_factory=dict)
     uncut: Named = field(default_factory=Named)
     reference: str | None = None
     judge: str | None = None
@@ -168,8 +167,7 @@ def pair_up(base: Responses, trained: Responses, thinking: bool = False) -> Pair
         thinking=thinking,
         no_prompt={"base": base.unmatched, "trained": trained.unmatched},
         identical={"base": base.identical, "trained": trained.identical},
-        control={"base": base.n_control, "trained": trained.n_control},
-        unopened={"base": base.n_unopened, "trained": trained.n_unopened},
+        cuts={"base": base.cuts, "trained": trained.cuts},
     )
     groups = {side: _grouped(rows, by_key) for side, rows in sides.items()}
     matched: list[tuple[Row, Row]] = []

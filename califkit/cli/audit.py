@@ -18,7 +18,7 @@ from califkit.cli.options import (
     Thinking,
     TokensPerPass,
 )
-from califkit.cli.verify import cut, echo
+from califkit.cli.verify import echo
 from califkit.data.load import DataError
 from califkit.models.reasoning import in_words
 from califkit.runs.machine import cores
@@ -83,8 +83,8 @@ def audit(
     )
     written = write_audit(report, out, source)
     typer.echo(in_words(thinking))
-    for side, n_control in source.control.items():
-        echo(cut(f"{side} responses", n_control, source.unopened[side], thinking))
+    for side, cuts in source.cuts.items():
+        echo(cuts.in_words(f"{side} responses", thinking))
     typer.echo(f"verdict: {report.verdict.word}")
     typer.echo(f"because {report.verdict.because}")
     for line in report.verdict.evidence:

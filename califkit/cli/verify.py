@@ -95,7 +95,7 @@ def head(opened: Responses, missing: str, thinking: bool) -> Iterator[str]:
     """What a response file holds, and what is taken for an answer; `missing` says what happens to a
     prompt without a response."""
     yield in_words(thinking)
-    yield from cut("responses", opened.n_control, opened.n_unopened, thinking)
+    yield from opened.cuts.in_words("responses", thinking)
     yield f"responses: {opened.path}"
     yield f"constraints: {opened.source}"
     yield f"prompts: {len(opened)}"
@@ -111,17 +111,6 @@ def head(opened: Responses, missing: str, thinking: bool) -> Iterator[str]:
         for row in opened.left_out[:_SHOWN_NAMES]:
             yield f"  row {row.row} (key {row.key}): {row.reason}"
         yield from _more(len(opened.left_out))
-
-
-def cut(responses: str, n_control: int, n_unopened: int, thinking: bool) -> Iterator[str]:
-    """What was left out of some responses, and what looks as if it should have been."""
-    if n_control:
-        yield f"{responses} that end in control tokens, which are left out: {n_control}"
-    if n_unopened and not thinking:
-        yield (
-            f"{responses} with a </think> that nothing opens, taken whole: {n_unopened}; "
-            "where the chat template opens the reasoning, give --thinking"
-        )
 
 
 def _names(what: str, named: Named) -> Iterator[str]:

@@ -43,7 +43,7 @@ from califkit.data.rows import (
     valid_text,
 )
 from califkit.data.split import split_request
-from califkit.models.reasoning import closes_unopened, ends_in_control_tokens
+from califkit.models.reasoning import Cuts
 from califkit.verifiers import Constraint, ConstraintError
 
 IFBENCH = "ifbench"
@@ -124,8 +124,8 @@ class Responses:
     rows' own constraints they come in the order of the file, every row.
 
     ``constraints`` is what `open_responses` was given, ``source`` what it took; ``scoring`` says
-    whether rows come with what scoring needs. ``n_control`` responses end in control tokens, and
-    ``n_unopened`` have a ``</think>`` that nothing opened (`califkit.models.reasoning`).
+    whether rows come with what scoring needs. ``cuts`` counts the responses
+    that have markup.
     """
 
     path: Path
@@ -140,8 +140,7 @@ class Responses:
     identical: Named = field(default_factory=Named)  # responses that an earlier row gives, too
     replaced: int = 0  # responses that a later one to the same prompt replaced
     left_out: list[Quarantined] = field(default_factory=list)  # unusable rows of either file
-    n_control: int = 0
-    n_unopened: int = 0
+    cuts: Cuts = field(default_factory=Cuts)
     largest_id: tuple[int, int] = (-1, 0)  # and its line
     _places: list[_Place | Row] = field(default_factory=list)  # a Row: without a response
 
@@ -162,8 +161,7 @@ class Responses:
         """Count a checked row."""
         self.n_answered += row.response is not None
         self.says_cut |= row.was_cut is not None
-        self.n_control += ends_in_control_tokens(row.response or "")
-        self.n_unopened += closes_unopened(row.response or "")
+        self.cuts.add(row.response or "")
         self.largest_id = max(self.largest_id, (max(row.token_ids or [-1]), row.line))
 
 

@@ -9,7 +9,7 @@ points it leaves open). It begins behind the reasoning and ends where the turn d
   the answer begins after the last ``</think>``, and there is none if that is absent. A ``</think>``
   that nothing opened hides nothing.
 - Reasoning that is opened again after the last ``</think>`` leaves no answer.
-- A marker inside backticks is text.
+- A marker inside backticks is text, and so is one in a fenced block behind the first ``</think>``.
 - Of a response in channels (``<|channel|>...<|message|>``) the answer is the last final channel.
 - What follows the first end-of-turn token is not read; control tokens at the end are no text.
 """
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 START, END = "<think>", "</think>"
 
 _IN_BACKTICKS = re.compile(r"`[^`\n]+`")
+_FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 _IN_CHANNELS = re.compile(r"\s*(?:<\|start\|>\w*)?<\|channel\|>")
 _FINAL_CHANNEL = re.compile(r"<\|channel\|>final\b[^\n]{0,80}?<\|message\|>")
 _CONTROL_AT_END = re.compile(
@@ -89,14 +90,34 @@ def in_words(thinking: bool) -> str:
     return f"answers: {where}; without control tokens at the end"
 
 
-def ends_in_control_tokens(response: str) -> bool:
-    """Whether `answer_text` leaves out control tokens at the end, as in ``"Tea.<|im_end|>"``."""
-    return _without_control_tokens(response) != response
+@dataclass
+class Cuts:
+    """How many of some responses were cut where a reader may not expect it, or were not.
 
+    ``control`` end in control tokens, as in ``"Tea.<|im_end|>"``; ``opened`` set out with a
+    ``<think>`` of their own and are cut in either mode; ``unopened`` have a ``</think>`` that only
+    thinking mode takes for the end of reasoning.
+    """
 
-def closes_unopened(response: str) -> bool:
-    """Whether there is a ``</think>`` that only thinking mode takes for the end of reasoning."""
-    return _cut(response, False) == (0, "") and END in _unquoted(response)
+    control: int = 0
+    opened: int = 0
+    unopened: int = 0
+
+    def add(self, response: str) -> None:
+        self.control += _without_control_tokens(response) != response
+        self.opened += _opens_reasoning(response)
+        self.unopened += _cut(response, False) == (0, "") and END in _unquoted(response)
+
+    def in_words(self, responses: str, thinking: bool) -> Iterator[str]:
+        if self.control:
+            yield f"{responses} that end in control tokens, which are left out: {self.control}"
+        if self.opened and not thinking:
+            yield f"{responses} that set out with {START}, reasoning left out: {self.opened}"
+        if self.unopened and not thinking:
+            yield (
+                f"{responses} with a {END} that nothing opens, taken whole: {self.unopened}; "
+                "where the chat template opens the reasoning, give --thinking"
+            )
 
 
 def final_answer(
@@ -168,7 +189,7 @@ def _cut(response: str, thinking: bool) -> tuple[int, str] | None:
     if _IN_CHANNELS.match(response):
         final = list(_FINAL_CHANNEL.finditer(response))
         return (final[-1].end(), final[-1].group()) if final else None
-    if not (thinking or response.lstrip().removeprefix("<|assistant|>").lstrip().startswith(START)):
+    if not (thinking or _opens_reasoning(response)):
         return 0, ""
     unquoted = _unquoted(response)
     start = unquoted.rfind(END) + len(END)
@@ -177,9 +198,22 @@ def _cut(response: str, thinking: bool) -> tuple[int, str] | None:
     return start, END
 
 
+def _opens_reasoning(response: str) -> bool:
+    return response.lstrip().removeprefix("<|assistant|>").lstrip().startswith(START)
+
+
 def _unquoted(response: str) -> str:
-    """A text of the same length without what it has in backticks."""
-    return _IN_BACKTICKS.sub(lambda quoted: " " * len(quoted.group()), response)
+    """A text of the same length without what it quotes.
+
+    Fenced blocks are looked for behind the first ``</think>`` only: reasoning may leave one open.
+    """
+    text = _IN_BACKTICKS.sub(_blank, response)
+    before, end, behind = text.partition(END)
+    return before + end + _FENCED.sub(_blank, behind)
+
+
+def _blank(quoted: re.Match[str]) -> str:
+    return " " * len(quoted.group())
 
 
 def _first_token(

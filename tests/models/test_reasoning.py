@@ -10,8 +10,8 @@ from califkit.models.engines import stop_token_ids
 from califkit.models.likelihood import ReferenceScorer
 from califkit.models.reasoning import (
     Answer,
+    Cuts,
     answer_text,
-    ends_in_control_tokens,
     final_answer,
     text_answer,
     turn_end_id,
@@ -19,6 +19,13 @@ from califkit.models.reasoning import (
 from califkit.verifiers import Constraint, verify
 
 NO_ANSWER = Answer("", [])
+
+
+def ends_in_control_tokens(response: str) -> bool:
+    cuts = Cuts()
+    cuts.add(response)
+    return cuts.control == 1
+
 
 # A switch for thinking, as in Qwen3: switched off, the template writes an empty think block.
 SWITCH = (
@@ -154,6 +161,43 @@ def test_a_tag_named_in_backticks_is_text(tokenizer):
         ids = encode(tokenizer, "<think>", "`", "</think>", "` ends it", "</think>") + named
         answer = final_answer(ids, tokenizer, thinking=thinking)
         assert answer.token_ids == named
+
+
+@pytest.mark.parametrize(
+    ("response", "answer"),
+    [
+        (
+            "<think>a</think>It is\n```xml\n<think>b</think>\n```\nhere.",
+            "It is\n```xml\n<think>b</think>\n```\nhere.",
+        ),
+        ("a\n```\nb </think>c\n```\nd\n```\ne", "c\n```\nd\n```\ne"),
+        ("a</think>b\n```\nc\n```\n</think>d", "d"),
+        ("a</think>b\n```\nnot closed </think>d", "d"),
+    ],
+    ids=["in the answer", "left open in the reasoning", "before the marker", "never closed"],
+)
+def test_a_tag_in_a_fenced_block_of_the_answer_is_text(response, answer):
+    assert answer_text(response, thinking=True) == answer
+
+
+def test_what_is_cut_or_not_is_counted_and_told():
+    cuts = Cuts()
+    for response in (
+        "Tea.",
+        "Tea.</s>",
+        "<think>a</think>b",
+        " <think>a",
+        "a</think>b",
+        "`</think>`",
+    ):
+        cuts.add(response)
+    assert cuts == Cuts(control=1, opened=2, unopened=1)
+    control, opened, unopened = cuts.in_words("rows", thinking=False)
+    assert control.endswith("which are left out: 1")
+    assert opened.endswith("reasoning left out: 2")
+    assert "taken whole: 1; " in unopened
+    assert list(cuts.in_words("rows", thinking=True)) == [control]
+    assert list(Cuts().in_words("rows", thinking=False)) == []
 
 
 def test_what_follows_the_first_end_of_turn_is_not_read(tokenizer):
