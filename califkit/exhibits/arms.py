@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from califkit.exhibits import paper, rubrics
-from califkit.exhibits.summary import METRICS, metrics_by_run, summary_table
+from califkit.exhibits.summary import metrics_by_run, summary_table
 from califkit.runs.arms import Arm
 from califkit.runs.folders import Run, open_run
 from califkit.runs.stages import Stage, TrainStage
@@ -184,25 +184,6 @@ def ablations_beside_paper(results: pd.DataFrame) -> pd.DataFrame:
     )
     keep = ["arm", "metric", "paper", "paper_difference"]
     return table.merge(printed[keep], on=["arm", "metric"], how="left")
-
-
-def in_words(
-    table: pd.DataFrame, value: str = "mean", difference: str = "difference"
-) -> pd.DataFrame:
-    """A table of arms to be read: a row an arm, a column a metric, cells value (difference)."""
-    cells = [
-        "-" if np.isnan(v) else f"{v:.2f}" + ("" if np.isnan(d) else f" ({d:+.2f})")
-        for v, d in zip(table[value].astype(float), table[difference].astype(float), strict=True)
-    ]
-    wide = table.assign(cell=cells).pivot(
-        index=["configuration", "arm"], columns="metric", values="cell"
-    )
-    wide = wide.reindex(columns=table["metric"].unique(), index=_in_order(table))
-    return wide.rename(columns=METRICS | {"information": "request identification (nats)"})
-
-
-def _in_order(table: pd.DataFrame) -> pd.MultiIndex:
-    return pd.MultiIndex.from_frame(table[["configuration", "arm"]].drop_duplicates())
 
 
 # --- Table 3 -------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from matplotlib.axes import Axes
 
 from califkit.exhibits.plots.shared import THEME
 from califkit.exhibits.summary import NO_JUDGE, judges, metrics_by_run, response_table
+from califkit.exhibits.tables import PrintedTable
 from califkit.runs import dispatch
 from califkit.runs.arms import Arm, load_arms
 from califkit.runs.folders import Run
@@ -119,8 +120,7 @@ class Exhibit:
         so that nothing is overwritten. The same table gives the same bytes: no date goes into the
         files.
         """
-        folder = project_root() / "figures" / self.profile / in_short(self.deviations)
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = self._folder()
         if picture is None:
             paths = write_table(folder, name, table)
         else:
@@ -129,8 +129,26 @@ class Exhibit:
             figure.savefig(paths[0], dpi=200, metadata={"Software": None})
             figure.savefig(paths[1], metadata={"CreationDate": None})
             table.to_csv(paths[2], index=False)
-        for path in paths:
-            print(path.relative_to(project_root()))
+        _tell(paths)
+
+    def typeset(self, name: str, table: PrintedTable) -> None:
+        """Write a table in the paper's layout as ``.html`` and ``.tex`` where `save` writes, and
+        print where. The LaTeX is a ``table`` environment: booktabs, caption, fonts in T1."""
+        texts = {"html": table.as_html(), "tex": table.as_latex()}
+        paths = [self._folder() / f"{name}.{ending}" for ending in texts]
+        for path, text in zip(paths, texts.values(), strict=True):
+            path.write_text(text, encoding="utf-8")
+        _tell(paths)
+
+    def _folder(self) -> Path:
+        folder = project_root() / "figures" / self.profile / in_short(self.deviations)
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+
+def _tell(paths: Sequence[Path]) -> None:
+    for path in paths:
+        print(path.relative_to(project_root()))
 
 
 def open_exhibit(profile: str, settings: dict[str, Any], submit: bool) -> Exhibit:

@@ -162,23 +162,6 @@ def over_configurations(summary: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([summary, pd.DataFrame(rows)], ignore_index=True)
 
 
-def summary_in_words(summary: pd.DataFrame) -> pd.DataFrame:
-    """A `summary_table` to be read: a row a metric, a column a method, cells mean ± deviation (for
-    several runs) or the reason why there is no number."""
-    rows = summary.to_dict("records")
-    numbers = [_number(row["mean"], row["std"]) for row in rows]
-    cells = [row["note"] or number for row, number in zip(rows, numbers, strict=True)]
-    labels = METRICS | IDENTIFICATION | {"response_quality": "response quality (1 to 10)"}
-    labels = {name: label for name, label in labels.items() if name in set(summary["metric"])}
-    table = summary.assign(cell=cells, metric=summary["metric"].map(labels))
-    wide = table.pivot(index="metric", columns="method", values="cell")
-    return wide.reindex(index=labels.values(), columns=summary["method"].unique())
-
-
-def _number(mean: float, std: float) -> str:
-    return f"{mean:.2f}" if np.isnan(std) else f"{mean:.2f} ± {std:.2f}"
-
-
 def judges(responses: pd.DataFrame) -> str:
     """Who scored the quality of the responses of a `response_table`; empty without a judge."""
     return ", ".join(filter(None, responses["judge"].unique()))

@@ -21,9 +21,9 @@ from califkit.exhibits.summary import (
     NO_JUDGE,
     metrics_by_run,
     response_table,
-    summary_in_words,
     summary_table,
 )
+from califkit.exhibits.tables import policies_table
 from califkit.generation import RESPONSES
 from califkit.models.likelihood import ReferenceScorer
 from califkit.models.resolve import load_model, load_tokenizer, resolve
@@ -201,9 +201,10 @@ def test_it_stands_beside_response_quality_under_its_own_name(stage_of):
     assert told.set_index("key").at["key-11", "information"] == 0, "an empty answer tells nothing"
     assert told["information"].mean() == pytest.approx(found.information)
     assert response_table("test", [scored])["information"].isna().all()
-    words = summary_in_words(table)
-    assert words.at[IDENTIFICATION_METRICS["information"], "base"] == f"{found.information:.2f}"
-    assert len(words) == len(summary_in_words(without)) + 2
+    words = policies_table(table, "").cells
+    row = ("mean over runs", IDENTIFICATION_METRICS["information"])
+    assert words.at[row, "base"] == f"{found.information:.2f}"
+    assert len(words) == len(policies_table(without, "").cells) + 2
 
 
 # --- what it can see -----------------------------------------------------------------------------

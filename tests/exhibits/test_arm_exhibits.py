@@ -10,14 +10,15 @@ from califkit.exhibits.arms import (
     NO_KL,
     NOT_RUN,
     ablations_beside_paper,
-    in_words,
     judge_rewards,
     metrics_won,
     quality_metric,
     sweep_points,
     with_differences,
 )
+from califkit.exhibits.methods import arm_label
 from califkit.exhibits.plots.arms import no_kl
+from califkit.exhibits.tables import arms_table
 from califkit.runs.arms import load_arms
 
 
@@ -125,9 +126,9 @@ def test_differences_are_from_the_base_policy_and_missing_arms_say_so():
     assert table.loc[("calif", "tokens"), "difference"] == 65
     assert np.isnan(table.loc[("base", "tokens"), "difference"])
     assert table.loc[("calif_beta_0", "tokens"), ["runs", "note"]].tolist() == [0, NOT_RUN]
-    words = in_words(table.reset_index())
-    assert words.loc[("", "calif")].tolist() == ["-1.42 (+0.08)", "550.00 (+65.00)"]
-    assert words.loc[("", "calif_beta_0")].tolist() == ["-", "-"]
+    words = arms_table(table.reset_index(), "").cells
+    assert words.loc[("", "CaLIF")].tolist() == ["-1.42 (+0.08)", "550 (+65)"]
+    assert words.loc[("", arm_label("calif_beta_0"))].tolist() == ["-", "-"]
 
 
 def test_table_4_has_the_papers_numbers_and_differences_as_printed():
