@@ -17,12 +17,13 @@ export PYDEVD_DISABLE_FILE_VALIDATION = 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help env reproduce test lab clean distclean
+.PHONY: help env reproduce site test lab clean distclean
 .DELETE_ON_ERROR:
 
 help:
-	@echo "make reproduce   run the experiments of a profile, draw the figures, write the HTML report"
+	@echo "make reproduce   run the experiments of a profile, draw the figures, build the site"
 	@echo "                 (PROFILE=$(PROFILE); others: ci, laptop)"
+	@echo "make site        only the site, from notebooks that have been run (PROFILE=$(PROFILE))"
 	@echo "make test        ruff, unit tests, doctests, and every notebook at the ci profile"
 	@echo "make lab         JupyterLab on the notebooks"
 	@echo "make env         only the environment in $(VENV)/ (the three above make it when it is missing)"
@@ -69,6 +70,9 @@ $(STAMP): pyproject.toml constraints/cpu.txt constraints/data.txt
 
 reproduce: env
 	$(BIN)/califkit reproduce --profile $(PROFILE)
+
+site: env
+	$(BIN)/califkit site --profile $(PROFILE)
 
 lab: env
 	$(BIN)/jupyter lab notebooks

@@ -257,8 +257,9 @@ def reproduce(
         list[str], typer.Option(help="Only this notebook, e.g. fig5_main_results. Repeatable.")
     ] = [],  # noqa: B006
 ) -> None:
-    """Run the notebooks in order through papermill and write figures and an HTML report."""
+    """Run the notebooks in order through papermill, and build the site of what they show."""
     from califkit.exhibits.notebooks import NotebookFailed, execute, select
+    from califkit.exhibits.site import build_site
     from califkit.runs.dispatch import check_stages
 
     params = _params(profile, [])
@@ -272,10 +273,18 @@ def reproduce(
             check_stages(params.profile, stages, settings.execution)
         report = execute(profile, names=only or None)
     except NotebookFailed as error:
-        typer.echo(f"report: {error.report.index}")
+        typer.echo(f"site: {build_site(params.profile).as_uri()}")
         raise Failed(str(error)) from error
-    typer.echo(f"figures: {report.index.parent.parent}")
-    typer.echo(f"report:  {report.index}")
+    typer.echo(f"figures: {report.folder.parent}")
+    typer.echo(f"site:    {build_site(params.profile).as_uri()}")
+
+
+@app.command()
+def site(profile: Profile = "laptop") -> None:
+    """Build the site of a profile from its executed notebooks: exhibits, documents, reference."""
+    from califkit.exhibits.site import build_site
+
+    typer.echo(f"site: {build_site(_params(profile, []).profile).as_uri()}")
 
 
 @app.command()

@@ -195,8 +195,11 @@ def open_responses(
     filter
         Take only the samples of this filter of lm-eval.
 
-    `DataError` names file, line, key and value: of a file that cannot be read, holds no usable row,
-    mixes rows with and without their own constraints, or has no response to any prompt.
+    Raises
+    ------
+    DataError
+        Naming file, line, key and value, for a file that cannot be read, holds no usable row, mixes
+        rows with and without their own constraints, or has no response to any prompt.
     """
     path = _file(path)
     first = _first_row(path)

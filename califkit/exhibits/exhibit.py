@@ -26,6 +26,7 @@ from califkit.exhibits.tables import PrintedTable
 from califkit.runs import dispatch
 from califkit.runs.arms import Arm, load_arms
 from califkit.runs.folders import Run
+from califkit.runs.jsonl import write_json
 from califkit.runs.params import (
     Params,
     Settings,
@@ -139,6 +140,16 @@ class Exhibit:
         for path, text in zip(paths, texts.values(), strict=True):
             path.write_text(text, encoding="utf-8")
         _tell(paths)
+
+    def conclude(self, name: str, this_run: str, paper: str) -> None:
+        """Say what the exhibit comes to, here and in the paper, in a sentence each.
+
+        ``<name>.json`` keeps both for the first page of the site.
+        """
+        words = {"this run": this_run, "paper": paper}
+        write_json(self._folder() / f"{name}.json", words)
+        for source, sentence in words.items():
+            print(f"{source}: {sentence}")
 
     def _folder(self) -> Path:
         folder = project_root() / "figures" / self.profile / in_short(self.deviations)

@@ -1,11 +1,9 @@
-"""Run the notebooks of a profile through papermill, strictly, and write an HTML report.
+"""Run the notebooks of a profile through papermill, strictly.
 
 papermill only warns about a misspelt parameter or a forgotten `parameters` tag and then runs with
 the defaults, so every notebook is checked here (`check`) before the first one runs.
 
-The report of a profile is ``figures/<profile>/report/``: each executed notebook as ``.ipynb`` and
-as a self-contained ``.html`` page, and ``index.html`` on top. Nothing in it is loaded from the
-network.
+The executed notebooks are kept in ``figures/<profile>/report/``.
 """
 
 from __future__ import annotations
@@ -33,9 +31,9 @@ from califkit.exhibits.report import (
     first_error,
     natural_key,
     started,
+    tidy,
     timestamp,
-    write_index,
-    write_page,
+    write_results,
 )
 from califkit.runs.params import load_params, params_path, read_params_file
 from califkit.runs.paths import project_root
@@ -61,7 +59,7 @@ class NotebookError(CalifkitError, ValueError):
 
 
 class NotebookFailed(NotebookError):
-    """A notebook raised while it ran; the report of what did run is in `report`."""
+    """A notebook raised while it ran; what did run is in `report`."""
 
     def __init__(self, message: str, report: Report) -> None:
         super().__init__(message)
@@ -70,10 +68,10 @@ class NotebookFailed(NotebookError):
 
 @dataclass(frozen=True)
 class Report:
-    """What `execute` did: the results in the order of the run, and where the page is."""
+    """What `execute` did: the results in the order of the run, and where the notebooks are."""
 
     profile: str
-    index: Path
+    folder: Path
     results: tuple[Result, ...]
 
 
@@ -180,8 +178,8 @@ def execute(
             echo(f"{label}: {outcome} ({result.seconds:.1f} s)")
             if result.error and name in PIPELINE:
                 stopped_by = name
-        write_index(profile_name, folder, results, known=order())
-    report = Report(profile_name, folder / "index.html", tuple(results.values()))
+        write_results(folder, results, known=order())
+    report = Report(profile_name, folder, tuple(results.values()))
     if failed := [result for result in report.results if result.status == "failed"]:
         lines = [f"{result.name}: {result.error}" for result in failed]
         raise NotebookFailed("\n".join(lines), report)
@@ -272,11 +270,11 @@ def _papermill(
 def _run(
     name: str, folder: Path, parameters: dict[str, Any], echo: Callable[[str], None]
 ) -> Result:
-    """Execute one notebook into the report folder and make its page."""
+    """Execute one notebook into the report folder."""
     output = folder / f"{name}.ipynb"
     begin = time.monotonic()
     error = _execute(name, output, parameters, echo)
-    write_page(output, error)
+    tidy(output, error)
     seconds = round(time.monotonic() - begin, 1)
     return Result(name, "failed" if error else "ok", seconds, timestamp(), error)
 

@@ -324,3 +324,8 @@ def _direction(difference: float, spread: float, there: float) -> str:
     if abs(difference) <= spread:
         return "within the spread"
     return "as in the paper" if difference * there > 0 else "opposite to the paper"
+
+
+def in_words(verdicts: pd.Series) -> str:
+    """How often each verdict was given, as ``2 as in the paper, 1 within the spread``."""
+    return ", ".join(f"{count} {verdict}" for verdict, count in verdicts.value_counts().items())

@@ -85,6 +85,13 @@ class PrintedTable:
         return table.tab_options(table_font_size="12px", heading_align="left")
 
 
+def number(mean: Any, std: Any = np.nan, digits: int = 2) -> str:
+    """``1.23 ± 0.10``, without a deviation ``1.23``, a dash for no number."""
+    if pd.isna(mean):
+        return MISSING
+    return f"{mean:.{digits}f}" + ("" if pd.isna(std) else f" ± {std:.{digits}f}")
+
+
 def _column(name: Hashable) -> str:
     return str(name[1] if isinstance(name, tuple) else name)
 
@@ -113,12 +120,6 @@ def _latex_character(character: str) -> str:
     return f"[U+{ord(character):04X}]"
 
 
-def _number(mean: Any, std: Any = np.nan, digits: int = 2) -> str:
-    if pd.isna(mean):
-        return MISSING
-    return f"{mean:.{digits}f}" + ("" if pd.isna(std) else f" ± {std:.{digits}f}")
-
-
 def _why_missing(notes: pd.Series) -> str:
     reasons = "; ".join(dict.fromkeys(filter(None, notes)))
     return f"{MISSING}: {reasons}." if reasons else ""
@@ -135,6 +136,19 @@ def _sources(this_run: pd.DataFrame, printed: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(named)
 
 
+def figure2(table: pd.DataFrame) -> PrintedTable:
+    """The example of Fig. 2 as a table: ``table`` has a row for the paper's and one for this run's,
+    with ``source``, ``policy``, ``constraint``, scores alone and constrained, and ``response``."""
+    cells = pd.DataFrame({"constraint": table["constraint"]})
+    for name, column in (("RQ", "quality"), ("l", "loglik")):
+        for side, suffix in (("alone", "_alone"), ("constrained", "")):
+            known = table.get(column + suffix, pd.Series(np.nan, table.index))
+            cells[f"{name} {side}"] = known.map(number)
+    cells["response"] = table["response"].str.strip("` ")
+    cells.index = pd.MultiIndex.from_arrays([table["source"], table["policy"]])
+    return PrintedTable("Figure 2: a pass that answers nothing", cells, prose=True)
+
+
 def table1(cells: pd.DataFrame, note: str) -> PrintedTable:
     """``cells`` as `califkit.exhibits.rubrics.marked_table` takes them; the paper's below."""
     both = _sources(marked_table(cells), marked_table(paper.exhibit("table1")))
@@ -148,8 +162,8 @@ def table2(beside: pd.DataFrame) -> PrintedTable:
     cells = pd.DataFrame(
         {
             "pairs": beside["pairs"].map("{:.0f}".format),
-            "this run": [_number(*pair) for pair in beside[["this_run", "this_std"]].to_numpy()],
-            "paper": [_number(*pair) for pair in beside[["paper", "paper_std"]].to_numpy()],
+            "this run": [number(*pair) for pair in beside[["this_run", "this_std"]].to_numpy()],
+            "paper": [number(*pair) for pair in beside[["paper", "paper_std"]].to_numpy()],
         }
     )
     cells.index = pd.MultiIndex.from_arrays(
@@ -163,7 +177,7 @@ def table2(beside: pd.DataFrame) -> PrintedTable:
 
 def table3(table: pd.DataFrame) -> PrintedTable:
     """``table`` is `califkit.exhibits.arms.judge_rewards`."""
-    texts = [_number(*pair) for pair in table[["value", "std"]].to_numpy()]
+    texts = [number(*pair) for pair in table[["value", "std"]].to_numpy()]
     groups = table["configuration"] + " (" + table["source"] + ")"
     named = table.assign(cell=texts, group=groups, row=table["reward"].map(label))
     wide = named.pivot(index=["group", "row"], columns="metric", values="cell")
@@ -212,7 +226,7 @@ def _arm_cells(table: pd.DataFrame, value: str, difference: str) -> pd.DataFrame
     for row in table.to_dict("records"):
         digits = 0 if row["metric"] == "tokens" else 2
         change = "" if pd.isna(row[difference]) else f" ({row[difference]:+.{digits}f})"
-        cells.append(_number(row[value], digits=digits) + change)
+        cells.append(number(row[value], digits=digits) + change)
     named = table.assign(cell=cells, arm=table["arm"].map(arm_label))
     wide = named.pivot(index=["configuration", "arm"], columns="metric", values="cell")
     index = pd.MultiIndex.from_frame(named[["configuration", "arm"]].drop_duplicates())
@@ -222,8 +236,8 @@ def _arm_cells(table: pd.DataFrame, value: str, difference: str) -> pd.DataFrame
 def table5(table: pd.DataFrame) -> PrintedTable:
     """``table`` is `califkit.exhibits.pairs.pairs_beside_paper`."""
     counts = ["wins", "ties", "losses"]
-    cells = table[counts].map(lambda count: _number(count, digits=0))
-    cells["adjusted win rate (%)"] = table["adjusted_win_rate"].map(_number)
+    cells = table[counts].map(lambda count: number(count, digits=0))
+    cells["adjusted win rate (%)"] = table["adjusted_win_rate"].map(number)
     sources = table["source"].str.cat(table["judge"].map(lambda j: f", judge {j}" if j else ""))
     cells.index = pd.MultiIndex.from_arrays([sources, table["configuration"]])
     note = "; ".join(dict.fromkeys(filter(None, table["note"])))
@@ -232,29 +246,29 @@ def table5(table: pd.DataFrame) -> PrintedTable:
     )
 
 
-def example_table(number: int, rows: pd.DataFrame | None, query: str) -> PrintedTable:
+def example_table(table: int, rows: pd.DataFrame | None, query: str) -> PrintedTable:
     """Table 6, 7 or 8.
 
     ``rows`` is `califkit.exhibits.examples.side_by_side`, or None where this run has no example;
     ``query`` says which prompt theirs is.
     """
-    printed = paper.example(number)
-    parts = {f"paper: {paper.QUERIES[number]}": (printed, printed["response (described)"])}
+    printed = paper.example(table)
+    parts = {f"paper: {paper.QUERIES[table]}": (printed, printed["response (described)"])}
     if rows is not None:
         answers = rows["response"].map(_one_line).where(rows["verdict"] != "", rows["note"])
         parts = {f"this run: {query}": (rows, answers)} | parts
     frames = []
-    for group, (table, answers) in parts.items():
-        cells = pd.DataFrame(index=pd.MultiIndex.from_product([[group], table["policy"]]))
+    for group, (shown, answers) in parts.items():
+        cells = pd.DataFrame(index=pd.MultiIndex.from_product([[group], shown["policy"]]))
         for name, column in (("RQ", "response_quality"), ("l", "loglik"), ("verdict", "verdict")):
-            known = table[column] if column in table else pd.Series(np.nan, table.index)
-            texts = known.replace("", np.nan).map(lambda v: v if isinstance(v, str) else _number(v))
+            known = shown[column] if column in shown else pd.Series(np.nan, shown.index)
+            texts = known.replace("", np.nan).map(lambda v: v if isinstance(v, str) else number(v))
             cells[name] = texts.to_numpy()
         frames.append(cells.assign(response=answers.to_numpy()))
     note = "The paper's responses are described in our words."
     if rows is None:
         note = f"This profile has no such example. {note}"
-    return PrintedTable(f"Table {number}: an example", pd.concat(frames), note, prose=True)
+    return PrintedTable(f"Table {table}: an example", pd.concat(frames), note, prose=True)
 
 
 def _one_line(text: str) -> str:
@@ -267,7 +281,7 @@ def policies_table(summary: pd.DataFrame, title: str) -> PrintedTable:
     A cell without a number has a dash, and the note says why, once for each metric.
     """
     labels = METRICS | IDENTIFICATION | {"response_quality": "response quality (1 to 10)"}
-    texts = [_number(*pair) for pair in summary[["mean", "std"]].to_numpy()]
+    texts = [number(*pair) for pair in summary[["mean", "std"]].to_numpy()]
     named = summary.assign(cell=texts, method=summary["method"].map(arm_label))
     wide = named.pivot(index="metric", columns="method", values="cell")
     wide = wide.reindex(

@@ -32,7 +32,7 @@ def test_policies_of_one_method_are_named_by_what_differs():
 
 
 def test_options_of_the_reward_and_of_the_anchors_are_told():
-    arms = {arm.name: arm for arm in load_arms("laptop-more")}
+    arms = {arm.name: arm for arm in load_arms("laptop")}
     chosen = [arms[name].params.settings.train_stages()[0] for name in ("calif", "calif_variant")]
     chosen += arms["one_draw"].params.settings.train_stages()
     names = list(arm_names(chosen).values())

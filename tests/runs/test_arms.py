@@ -131,8 +131,7 @@ def test_a_group_that_is_not_there(write):
 
 @pytest.fixture(scope="module")
 def arms() -> dict[str, Arm]:
-    """All of the study; the main arms are those of laptop.yaml, with three seeds."""
-    return {arm.name: arm for name in ("laptop-more", "laptop") for arm in load_arms(name)}
+    return {arm.name: arm for arm in load_arms("laptop")}
 
 
 def test_the_main_arms_differ_in_the_reward_alone_and_have_three_seeds(arms):
