@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from califkit.exhibits.methods import arm_names
 from califkit.runs.arms import Arm, load_arms, training_runs
 from califkit.runs.params import load_params
 from califkit.runs.stages import TrainStage, stage_hash
@@ -115,6 +116,14 @@ def test_judges_are_the_base_policy_and_a_stronger_model(arms):
         own, stronger = (run_of(arms[name, m]).judge for m in ("self_judge", "stronger_judge"))
         assert own.model == CONFIGURATIONS[name]
         assert stronger.model == "Qwen/Qwen3-30B-A3B"
+
+
+def test_tables_can_tell_policies_with_judges_apart(arms):
+    """They are keys of dictionaries there; a judge's extra body is a dictionary itself."""
+    policies = [run_of(arm) for arm in arms.values()]
+    assert len({policy: arm_names(policies)[policy] for policy in policies}) == 31
+    judged = run_of(arms["qwen3-4b-thinking", "self_judge"])
+    assert judged in {judged.model_copy(deep=True)}
 
 
 def test_all_runs_fit_eight_processes(arms):

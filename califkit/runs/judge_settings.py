@@ -42,6 +42,9 @@ class JudgeModel(Frozen):
     temperature: Annotated[float, Field(ge=0)] | None = 0.0
     extra_body: dict[str, Any] = {}
 
+    def __hash__(self) -> int:
+        return hash(self.model_dump_json())  # `extra_body` has no hash of its own
+
     @field_validator("extra_body")
     @classmethod
     def _not_ours(cls, value: dict[str, Any]) -> dict[str, Any]:

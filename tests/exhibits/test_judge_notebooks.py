@@ -19,17 +19,23 @@ from califkit.runs.params import load_params
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY = "sk-test-0123456789abcdefSECRET"
-OURS = (
+PRESENT = (
     "03_evaluate",
     "fig1_blind_spot",
     "fig2_example",
     "fig3_pairs",
     "fig5_main_results",
+    "fig7_constraint_types",
+    "fig8_sweeps",
+    "fig9_no_kl",
+    "tab1_rubrics",
     "tab2_transitions",
+    "tab3_judge_rewards",
+    "tab4_ablations",
     "tab5_pairwise",
+    "tab6_inflation",
+    "tab7_tab8_examples",
 )
-OTHERS = ("fig7_constraint_types", "tab1_rubrics", "tab6_inflation", "tab7_tab8_examples")
-PRESENT = [name for name in (*OURS, *OTHERS) if (ROOT / "notebooks" / f"{name}.ipynb").exists()]
 
 
 def grade(text: str) -> int:
@@ -84,6 +90,11 @@ def checkout(tmp_path_factory):
             {"name": "scripted", "model": "m", "base_url": server.url, "retries": 0}
             | {"api_key_env": "JUDGE_TEST_KEY"}
         ]
+        rewards = {name: {"methods": [name]} for name in ("self_judge", "stronger_judge")}
+        profile["groups"]["judges"] = {
+            "settings": dict.fromkeys(rewards, "scripted"),
+            "arms": rewards,
+        }
         (root / "params" / "ci.yaml").write_text(yaml.safe_dump(profile))
         report = notebooks.execute("ci", PRESENT)
         assert all(result.status == "ok" for result in report.results)
@@ -155,13 +166,35 @@ def test_table_5_counts_the_pairs_that_the_judge_decides(checkout):
 
 @pytest.mark.slow
 @pytest.mark.notebook
-@pytest.mark.skipif("tab1_rubrics" not in PRESENT, reason="this notebook is not written yet")
 def test_table_1_holds_the_share_of_requirements_that_are_met(checkout):
     rows = table(checkout, "tab1_rubrics")
     rows = rows[rows["metric"] == "advancedif_micro_rubric_pass"].set_index("method")
     # This judge finds every requirement met.
     assert rows["mean"].to_dict() == {"base": 100.0, "if_rlvr": 100.0, "calif": 100.0}
     assert set(rows["judge"]) == {"scripted"}
+
+
+@pytest.mark.slow
+@pytest.mark.notebook
+def test_table_3_compares_rewards_that_a_judge_has_paid(checkout):
+    rows = table(checkout, "tab3_judge_rewards").query("source == 'this run'")
+    judged = rows.dropna(subset="value").groupby("reward")["metric"].nunique()
+    # Constraint Satisfaction, response quality and the two metrics of AdvancedIF.
+    assert judged.to_dict() == {"calif": 4, "self_judge": 4, "stronger_judge": 4}
+    won = table(checkout, "tab3_metrics_won").set_index("source")
+    assert won.loc["this run", "compared"] == 4
+    assert won.loc["this run", "won"] <= 2, "this judge finds every requirement of all three met"
+
+
+@pytest.mark.slow
+@pytest.mark.notebook
+def test_figures_8_and_9_draw_the_judges_quality(checkout):
+    points = table(checkout, "fig8_sweeps").query("source == 'this run'")
+    assert points["y"].between(1, 10).all() and len(points) == 5
+    bars = table(checkout, "fig9_no_kl").query("metric == 'response_quality'")
+    assert bars["mean"].between(1, 10).all() and len(bars) == 4
+    (base,) = points.loc[points["curve"] == "base", "y"]
+    assert base == bars.set_index("arm").loc["base", "mean"]
 
 
 @pytest.mark.slow
