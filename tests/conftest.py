@@ -57,13 +57,15 @@ def califkit(monkeypatch, capsys):
 @pytest.fixture
 def fake_slurm(tmp_path, monkeypatch) -> Path:
     """A folder with ``sbatch`` and others; each submitted script is kept in it as 1.sh, 2.sh ..."""
-    from califkit.runs import machine
+    from califkit.runs import slurm
 
     folder = tmp_path / "bin"
     folder.mkdir()
     programs = {
         "srun": "exit 0",
-        "squeue": f"ls {folder} | sed -n 's/[.]sh$//p'",
+        "squeue": f"ls {folder} | sed -n 's/[.]sh$/|RUNNING|None/p'",
+        "scontrol": "echo ClusterName = fake",
+        "scancel": f"for job; do rm {folder}/$job.sh; done",
         "sbatch": f"n=$(ls {folder}/*.sh 2>/dev/null | wc -l); n=$((n + 1))\n"
         f"cp $1 {folder}/$n.sh; echo Submitted batch job $n",
     }
@@ -71,6 +73,6 @@ def fake_slurm(tmp_path, monkeypatch) -> Path:
         (folder / name).write_text(f"#!/bin/sh\n{text}\n")
         (folder / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    machine._slurm_queue.cache_clear()
+    slurm.forget()
     yield folder
-    machine._slurm_queue.cache_clear()
+    slurm.forget()

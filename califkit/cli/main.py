@@ -251,6 +251,26 @@ def judge(
 
 
 @app.command()
+def jobs(
+    profile: Profile = "cpu",
+    cancel: Annotated[bool, typer.Option("--cancel", help="End those that are alive.")] = False,
+    override: Override = [],  # noqa: B006
+) -> None:
+    """The runs of a profile, all arms of a study: what is there, running, waiting, to do."""
+    from califkit.runs.arms import load_arms
+    from califkit.runs.dispatch import cancel_jobs, job_list
+
+    params = _params(profile, override)
+    settings = params.settings
+    stages = [settings.anchor_stage(), *settings.train_stages(), *settings.score_stages()]
+    stages += [stage for arm in load_arms(profile, _settings(override)) for stage in arm.stages]
+    show_table(job_list(params.profile, list(dict.fromkeys(stages))))
+    if cancel:
+        for job in cancel_jobs(params.profile, stages):
+            typer.echo(f"cancelled: job {job.job_id}, {job.run.stage.kind} {job.run.stage.name}")
+
+
+@app.command()
 def reproduce(
     profile: Profile = "cpu",
     only: Annotated[
@@ -414,6 +434,11 @@ def main() -> None:
 
 
 def _params(profile: str, override: list[str]) -> Params:
+    return load_params(profile, _settings(override) or None)
+
+
+def _settings(override: list[str]) -> dict[str, Any]:
+    """The tree of settings in ``--set`` options."""
     settings: dict[str, Any] = {}
     for item in override:
         key, sign, text = item.partition("=")
@@ -430,7 +455,7 @@ def _params(profile: str, override: list[str]) -> Params:
             if not isinstance(place, dict):
                 raise Unusable(f"--set {short(item)}: {group} was set to {place!r} before")
         place[name] = value
-    return load_params(profile, settings or None)
+    return settings
 
 
 def _compute(

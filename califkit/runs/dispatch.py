@@ -17,7 +17,7 @@ from pkgutil import resolve_name
 from califkit.runs import jobs
 from califkit.runs.compute import compute
 from califkit.runs.folders import Run, open_run, own_run
-from califkit.runs.jobs import Job, find_job
+from califkit.runs.jobs import Job, JobError, find_job
 from califkit.runs.machine import gpus_of_machine, workers
 from califkit.runs.params import Params
 from califkit.runs.settings import Execution, ParamsError
@@ -56,15 +56,27 @@ def ensure(
 
 
 def job_list(profile: str, stages: Sequence[Stage]) -> list[dict[str, str]]:
-    """A row a stage: ``stage``, ``name``, ``folder`` below the runs folder, and ``state``, which
-    is ``complete``, ``running`` or ``to do``."""
+    """A row a stage: ``stage``, ``name``, ``state``, ``job`` (its id, if one is alive) and
+    ``folder`` below the runs folder.
+
+    ``state`` is ``complete``, ``to do``, ``running``, or Slurm's word for a job that is neither, as
+    ``pending (Resources)``.
+    """
     rows = []
     for stage in stages:
         run = open_run(profile, stage)
-        state = "complete" if run.is_complete else "running" if find_job(run) else "to do"
-        row = {"stage": stage.kind, "name": stage.name, "state": state, "folder": _short(run)}
-        rows.append(row)
+        job = None if run.is_complete else find_job(run)
+        state = job.standing if job else "complete" if run.is_complete else "to do"
+        row = {"stage": stage.kind, "name": stage.name, "state": state}
+        rows.append(row | {"job": job.job_id if job else "", "folder": _short(run)})
     return rows
+
+
+def cancel_jobs(profile: str, stages: Sequence[Stage]) -> list[Job]:
+    """End the jobs of these stages and of what they need that are alive; the jobs."""
+    found = [job for run in missing_runs(profile, stages) if (job := find_job(run))]
+    jobs.cancel(found)
+    return found
 
 
 def _short(run: Run) -> str:
@@ -140,10 +152,12 @@ def compute_all(
 
     On this machine at most `workers` jobs run at a time, each on GPUs of its own where there are
     GPUs, and a job starts when what it needs is complete. A stage whose job is still alive,
-    perhaps from an earlier notebook session, is found again instead of being started twice.
+    perhaps from an earlier notebook session, is found again instead of being started twice. What a
+    judge does is done in this process, also where the rest goes to a cluster.
 
     Local jobs that this call started do not outlive it when it is interrupted or one of them
-    fails. If this process dies without warning (kill -9, out of memory), they go on.
+    fails. If this process dies without warning (kill -9, out of memory), they go on. Jobs of a
+    cluster go on in any case, and those that do not need a failed one are waited for.
 
     Parameters
     ----------
@@ -157,7 +171,7 @@ def compute_all(
     Raises
     ------
     JobError
-        If a job ends without completing its stage.
+        If jobs end without completing their stages, or are not taken; it tells each of them.
     ParamsError
         If one local job asks for more GPUs than there are, or as `check_stages` says.
     """
@@ -178,6 +192,7 @@ def compute_all(
     count = workers(execution, sum(not run.stage.judged for run in waiting), len(gpus))
     watched: list[Job] = []
     started: list[Job] = []
+    lost: dict[Path, str] = {}  # folders of what failed, was not taken or waits for such, and why
     shown: jobs.Shown = {}
     ticked = time.monotonic()
     try:
@@ -185,23 +200,32 @@ def compute_all(
             states = [job.state for job in watched]
             for line in jobs.news(watched, states, shown, interval):
                 print(line, flush=True)
-            jobs.raise_failed(watched, states)
+            for job, state in zip(watched, states, strict=True):
+                if state != "failed" or job.run.folder in lost:
+                    continue
+                if why := jobs.failure(job):
+                    if local:
+                        raise JobError(why)
+                    print(f"{why}\n", flush=True)
+                    lost[job.run.folder] = why
             running = [job for job, s in zip(watched, states, strict=True) if s == "running"]
             for run in list(waiting):
                 needed = _needed_runs(profile, run.stage)
+                if any(other.folder in lost for other in needed):
+                    lost[run.folder] = ""
+                    waiting.remove(run)
+                    continue
                 if found := find_job(run):
                     job = found
-                elif run.stage.judged and (local or before_judging):
+                elif run.stage.judged:
                     if running or run is not waiting[0]:
                         break
                     if before_judging:
                         before_judging()
                         before_judging = None
-                    if local:
-                        compute(profile, run.stage, execution)
-                        waiting.remove(run)
-                        continue
-                    job = jobs.start(profile, run, execution, count)
+                    compute(profile, run.stage, execution)
+                    waiting.remove(run)
+                    continue
                 elif local:
                     free = [gpu for gpu in gpus if all(gpu not in job.gpus for job in running)]
                     wanted = run.stage.processes(execution)
@@ -213,7 +237,12 @@ def compute_all(
                 else:
                     folders = {other.folder for other in needed}
                     after = tuple(job.job_id for job in running if job.run.folder in folders)
-                    job = jobs.start(profile, run, execution, count, after=after)
+                    try:
+                        job = jobs.start(profile, run, execution, count, after=after)
+                    except JobError as error:
+                        lost[run.folder] = str(error)
+                        waiting.remove(run)
+                        continue
                 started += [] if found else [job]
                 watched.append(job)
                 running.append(job)
@@ -222,6 +251,8 @@ def compute_all(
                 on_tick()
                 ticked = time.monotonic()
             if not running:
+                if lost:
+                    raise JobError("\n".join(filter(None, lost.values())))
                 if local:
                     jobs.wait_for_ends(started)
                 return [open_run(profile, stage) for stage in stages]
@@ -229,6 +260,12 @@ def compute_all(
     except BaseException:
         if local:
             jobs.cancel(started)
+        elif alive := [job for job in watched if job.state == "running"]:
+            print(
+                f"jobs that go on: {', '.join(job.job_id for job in alive)}; "
+                f"califkit jobs --profile {profile} shows them and can cancel them",
+                flush=True,
+            )
         raise
 
 

@@ -5,32 +5,39 @@ scheduler.
 
 A local job is a controller process of submitit with the stage in a child process, which ends
 itself when the controller dies. A Slurm job that is preempted or runs out of time is put back into
-the queue (at most three times when its time runs out).
+the queue and goes on after its last finished unit.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 import submitit
+from submitit.core.utils import JobPaths, pickle_load
 from submitit.helpers import Checkpointable
 
+from califkit.runs import slurm
 from califkit.runs.compute import compute
 from califkit.runs.folders import Run
 from califkit.runs.jsonl import write_json
 from califkit.runs.locks import locked
-from califkit.runs.machine import cores, end_with_parent, in_slurm_queue, kill_tree
+from califkit.runs.machine import Nodes, cores, end_with_parent, kill_tree
 from califkit.runs.settings import Execution
 from califkit.runs.stages import Stage
 
 JOB = "job.json"
+
+_SETTLE = 15
+"""Seconds that a network file system may take to show what a job on another machine has written."""
+
+_PLUMBING = re.compile(r"submitit (INFO|WARNING)|^srun: |^slurmstepd: ")
 
 
 class JobError(RuntimeError):
@@ -39,13 +46,14 @@ class JobError(RuntimeError):
 
 @dataclass(frozen=True)
 class Job:
-    """A submitted stage: its run folder, the scheduler's id, and the GPUs of this machine that a
-    local job was given."""
+    """A submitted stage: its run folder, the scheduler's id, the GPUs of this machine that a local
+    job was given, and when it was submitted (seconds since the epoch)."""
 
     run: Run
     cluster: str
     job_id: str
     gpus: tuple[str, ...] = ()
+    submitted: float = 0.0
 
     @property
     def state(self) -> str:
@@ -54,6 +62,14 @@ class Job:
             return "complete"
         # The manifest may have appeared between the two looks.
         return "running" if is_alive(self) else "complete" if self.run.is_complete else "failed"
+
+    @property
+    def standing(self) -> str:
+        """`state`, or Slurm's word where it says more: ``pending (Resources)``."""
+        if self.cluster == "slurm" and not self.run.is_complete:
+            if queued := slurm.find(self.job_id, self.submitted):
+                return str(queued)
+        return self.state
 
     @property
     def output(self) -> str:
@@ -85,43 +101,35 @@ def start(
     with locked(run.folder / ".submit.lock"):
         if job := find_job(run):
             return job
+        options = {"timeout_min": 60 * 24 * 7} if local else None
         try:
-            executor = submitit.AutoExecutor(folder=logs(run), cluster=execution.cluster)
-            executor.update_parameters(**_options(run.stage, execution, after))
-            handle = executor.submit(
-                _StageJob(),
-                profile,
-                run.stage,
-                execution,
-                max(1, cores() // count) if local else None,
-                ",".join(gpus) if gpus else os.environ.get("CUDA_VISIBLE_DEVICES"),
-            )
-        except (RuntimeError, NameError) as error:
+            with slurm.clean_environment():
+                executor = submitit.AutoExecutor(
+                    folder=logs(run),
+                    cluster=execution.cluster,
+                    slurm_max_num_timeout=execution.requeues,
+                )
+                executor.update_parameters(
+                    **(options or slurm.job_options(run.stage, execution, after))
+                )
+                handle = executor.submit(
+                    _StageJob(),
+                    profile,
+                    run.stage,
+                    execution,
+                    max(1, cores() // count) if local else None,
+                    ",".join(gpus) if gpus else os.environ.get("CUDA_VISIBLE_DEVICES"),
+                )
+        except (RuntimeError, NameError, AssertionError) as error:
             raise JobError(
                 f"{run.folder}: {execution.cluster} did not take the job: {error}"
             ) from error
-        record = {"cluster": execution.cluster, "id": handle.job_id}
-        write_json(run.folder / JOB, record | ({"gpus": gpus} if gpus else {}))
-    return Job(run, execution.cluster, handle.job_id, gpus)
-
-
-def _options(stage: Stage, execution: Execution, after: Sequence[str]) -> dict[str, Any]:
-    """What submitit is told about a job: `Execution.slurm`, but with as many GPUs for a stage that
-    one process computes as each process of the others has, and none for one that a judge does."""
-    options = {"timeout_min": 60 * 24 * 7, "name": f"califkit-{stage.name}-{stage.kind}"}
-    options |= execution.slurm
-    if stage.judged:
-        options.pop("gpus_per_node", None)
-    elif "gpus_per_node" in options:
-        each = max(1, options["gpus_per_node"] // execution.processes)
-        options["gpus_per_node"] = each * stage.processes(execution)
-    if after:
-        options["slurm_additional_parameters"] = {
-            **options.get("slurm_additional_parameters", {}),
-            "dependency": f"afterok:{':'.join(after)}",
-            "kill_on_invalid_dep": "yes",
-        }
-    return options
+        job = Job(run, execution.cluster, handle.job_id, gpus, time.time())
+        record = {"cluster": job.cluster, "id": job.job_id, "submitted": job.submitted}
+        record |= {"gpus": gpus} if gpus else {}
+        record |= {} if local else {"cluster_name": slurm.cluster_name(), "user": os.getuid()}
+        write_json(run.folder / JOB, record)
+    return job
 
 
 class _StageJob(Checkpointable):
@@ -136,30 +144,61 @@ class _StageJob(Checkpointable):
         gpus: str | None,
     ) -> str:
         """``threads`` is None on a cluster, which sets its own limits."""
-        if threads is not None:
+        nodes = None
+        if threads is None:
+            nodes = _nodes()
+        else:
             end_with_parent(int(submitit.JobEnvironment().job_id))
             # submitit hides all GPUs from a local job; show those that it was given.
             if gpus is None:
                 os.environ.pop("CUDA_VISIBLE_DEVICES", None)
             else:
                 os.environ["CUDA_VISIBLE_DEVICES"] = gpus
-        return str(compute(profile, stage, execution, threads).folder)
+        return str(compute(profile, stage, execution, threads, nodes).folder)
+
+
+def _nodes() -> Nodes:
+    """The machines of this Slurm job, as the one that runs this sees them."""
+    job = submitit.JobEnvironment()
+    host = os.environ.get("SLURM_LAUNCH_NODE_IPADDR", job.hostnames[0])
+    port = 15_000 + int(job.job_id.partition("_")[0]) % 16_000  # below what systems hand out
+    name = f"{job.job_id}-{os.environ.get('SLURM_RESTART_COUNT', 0)}"
+    return Nodes(job.num_nodes, job.node == 0, f"{host}:{port}", name)
 
 
 def find_job(run: Run) -> Job | None:
-    """The live job of a run folder, perhaps submitted by another process, or None."""
+    """The live job of a run folder, perhaps submitted by another process, or None.
+
+    Raises
+    ------
+    JobError
+        If the job went to a cluster of another name on the same file system, which this one cannot
+        be asked about.
+    """
     path = run.folder / JOB
-    if not path.is_file():
+    if not path.is_file() or run.is_complete:
         return None
     record = json.loads(path.read_text(encoding="utf-8"))
-    job = Job(run, record["cluster"], record["id"], tuple(record.get("gpus", ())))
+    theirs, ours = record.get("cluster_name"), None
+    if theirs and (ours := slurm.cluster_name()) and ours != theirs:
+        raise JobError(
+            f"{run.folder}: job {record['id']} of user {record['user']} was submitted to the "
+            f"cluster {theirs}, and this is {ours}; if that job is over, delete {path}"
+        )
+    job = Job(
+        run,
+        record["cluster"],
+        record["id"],
+        tuple(record.get("gpus", ())),
+        record.get("submitted", 0.0),
+    )
     return job if job.state == "running" else None
 
 
 def is_alive(job: Job) -> bool:
     """Whether the scheduler, here the system, still has the job."""
     if job.cluster == "slurm":
-        return in_slurm_queue(job.job_id)
+        return slurm.find(job.job_id, job.submitted) is not None
     try:  # a local job's id is the process id of its controller, which names the log folder
         process = psutil.Process(int(job.job_id))
         # A process that ended and was not waited for is a zombie.
@@ -169,11 +208,13 @@ def is_alive(job: Job) -> bool:
 
 
 def cancel(jobs: Sequence[Job]) -> None:
-    """End local jobs that are still alive."""
-    for job in jobs:
-        if job.state == "running":
+    """End jobs that are still alive; what they have finished stays."""
+    alive = [job for job in jobs if job.state == "running"]
+    slurm.cancel([job.job_id for job in alive if job.cluster == "slurm"])
+    for job in alive:
+        if job.cluster != "slurm":
             kill_tree(int(job.job_id))
-            (job.run.folder / JOB).unlink(missing_ok=True)
+        (job.run.folder / JOB).unlink(missing_ok=True)
 
 
 def wait_for_ends(jobs: Sequence[Job], seconds: float = 10) -> None:
@@ -184,12 +225,27 @@ def wait_for_ends(jobs: Sequence[Job], seconds: float = 10) -> None:
         time.sleep(0.2)
 
 
-def raise_failed(jobs: Sequence[Job], states: Sequence[str]) -> None:
-    """`JobError` with the end of the output of the first job that left no manifest."""
-    for job, state in zip(jobs, states, strict=True):
-        if state == "failed":
-            tail = "\n".join(job.output.splitlines()[-30:])
-            raise JobError(f"{job.run.folder} has no manifest after its job ended:\n{tail}")
+def failure(job: Job) -> str | None:
+    """Why a job ended without a manifest: how, its error, the end of its output and where that is;
+    None if the manifest has come after all (a network file system shows it late)."""
+    if job.cluster == "slurm":
+        deadline = time.monotonic() + _SETTLE
+        while not job.run.is_complete and time.monotonic() < deadline:
+            time.sleep(1)
+    if job.run.is_complete:
+        return None
+    how = f" ({slurm.ended(job.job_id)})" if job.cluster == "slurm" else ""
+    paths = JobPaths(logs(job.run), job.job_id)
+    error = ""
+    if paths.result_pickle.is_file():
+        outcome, found = pickle_load(paths.result_pickle)
+        error = f"\n{found.strip().splitlines()[-1]}" if outcome == "error" else ""
+    lines = [line for line in job.output.splitlines() if not _PLUMBING.search(line)]
+    tail = "".join(f"\n  {line}" for line in lines[-12:])
+    return (
+        f"{job.run.stage.kind} {job.run.stage.name}: job {job.job_id}{how} has ended, and "
+        f"{job.run.folder} has no manifest{error}\nthe end of {paths.stdout}:{tail}"
+    )
 
 
 Shown = dict[Path, tuple[str, float, int]]
@@ -205,6 +261,13 @@ def news(
     whole."""
     for job, state in zip(jobs, states, strict=True):
         line, since, count = shown.get(job.run.folder, ("", -interval, 0))
+        if state == "running" and job.cluster == "slurm":
+            if (queued := slurm.find(job.job_id, job.submitted)) and queued.waits:
+                newest = f"{job.run.stage.name}: job {job.job_id} is {queued}"
+                if newest != line:
+                    yield newest
+                shown[job.run.folder] = (newest, time.monotonic(), count)
+                continue
         output = job.output.splitlines()
         alarms = [line for line in output if line.startswith("train ") and ": alarm: " in line]
         yield from alarms[count:]

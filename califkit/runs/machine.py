@@ -1,4 +1,4 @@
-"""This machine and its neighbours: cores, GPUs, process trees, ranks of one job, Slurm's queue."""
+"""This machine and its neighbours: cores, GPUs, process trees, ranks of one job."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
-from functools import lru_cache
+from dataclasses import dataclass
 from typing import Any
 
 import psutil
@@ -51,24 +51,45 @@ def gpus_of_machine() -> tuple[str, ...]:
     return tuple(name.strip() for name in visible.split(",") if name.strip())
 
 
-def start_ranks(count: int, function: Callable[..., None], *arguments: Any, one_gpu: bool) -> None:
+@dataclass(frozen=True)
+class Nodes:
+    """The machines that a job of a cluster has, as seen from one of them.
+
+    All meet at ``address`` (host:port), where the first one, with ``is_first``, listens. ``name``
+    is the same on all, and no other job's.
+    """
+
+    count: int
+    is_first: bool
+    address: str
+    name: str
+
+
+def start_ranks(
+    count: int,
+    function: Callable[..., None],
+    *arguments: Any,
+    one_gpu: bool,
+    nodes: Nodes | None = None,
+) -> None:
     """Run ``function(*arguments)`` in ``count`` processes and wait for them.
 
     Each has the environment that torchrun makes, and with ``one_gpu`` sees only the GPU of its own
-    rank. If one fails or is killed, the others are ended and `RankError` is raised.
+    rank. If one fails or is killed, the others are ended and `RankError` is raised. In a job of a
+    cluster each of its ``nodes`` calls this and starts an equal share of the processes.
     """
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    machines = nodes.count if nodes else 1
     config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=count,
+        min_nodes=machines,
+        max_nodes=machines,
+        nproc_per_node=count // machines,
         rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",  # a free port: several jobs may share the machine
-        local_addr="localhost",
         max_restarts=0,
         virtual_local_rank=one_gpu,
+        **_meeting(nodes),
     )
     try:
         elastic_launch(config, function)(*arguments)
@@ -76,6 +97,25 @@ def start_ranks(count: int, function: Callable[..., None], *arguments: Any, one_
         rank, failure = error.get_first_failure()
         ended = f"signal {-failure.exitcode}" if failure.exitcode < 0 else "an error"
         raise RankError(f"process {rank} of {count} ended with {ended}") from None
+
+
+def _meeting(nodes: Nodes | None) -> dict[str, Any]:
+    """Where processes meet, and who answers signals."""
+    if nodes is None:
+        return _ON_ONE_MACHINE
+    # Slurm's signals are answered by submitit, whose handlers must stay.
+    if nodes.count == 1:
+        return _ON_ONE_MACHINE | {"signals_to_handle": ""}
+    return {
+        "rdzv_endpoint": nodes.address,
+        "rdzv_configs": {"is_host": str(nodes.is_first)},
+        "run_id": nodes.name,
+        "signals_to_handle": "",
+    }
+
+
+_ON_ONE_MACHINE = {"rdzv_endpoint": "localhost:0", "local_addr": "localhost"}
+"""A free port: several jobs may share the machine."""
 
 
 def end_with_parent(parent: int) -> None:
@@ -87,27 +127,6 @@ def end_with_parent(parent: int) -> None:
         os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()
-
-
-def in_slurm_queue(job_id: str) -> bool:
-    """Whether Slurm still has a job waiting or running; True while Slurm does not answer."""
-    period = int(time.monotonic() / 10)
-    queue = _slurm_queue(period)
-    if queue is not None and job_id not in queue:
-        _slurm_queue.cache_clear()  # the job may be younger than the list
-        queue = _slurm_queue(period)
-    return queue is None or job_id in queue
-
-
-@lru_cache(maxsize=1)
-def _slurm_queue(period: int) -> frozenset[str] | None:
-    """Ids of this user's jobs in the queue, asked once a ``period``; None if Slurm fails."""
-    command = ["squeue", f"--user={os.getuid()}", "--noheader", "--format=%i"]
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True)
-    except FileNotFoundError:  # a run folder from a cluster, looked at elsewhere
-        return frozenset()
-    return None if answer.returncode else frozenset(answer.stdout.split())
 
 
 def kill_tree(pid: int) -> None:

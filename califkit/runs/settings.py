@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from califkit import CalifkitError
-from califkit.runs.durations import checked_durations
 from califkit.runs.judge_settings import JudgeModel, JudgeSettings
+from califkit.runs.slurm_options import checked_slurm, gpus_of
 from califkit.runs.types import Count, Frozen, Positive, Seed, Share
 
 Method = Literal[
@@ -38,6 +38,9 @@ RUBRICS = ("advancedif", "followbench", "complexbench")
 
 Engine = Literal["vllm"] | None
 """What draws responses; None is ``model.generate`` of transformers."""
+
+StageKind = Literal["anchors", "training", "generation", "scores", "identification"]
+"""Kinds of stages that are jobs on a cluster; what a judge does is none."""
 
 Semantics = Literal["published", "repaired"]
 """Verdicts of the published code, or with its named defects repaired."""
@@ -269,8 +272,15 @@ class Execution(Frozen):
     asks, which suits small models. ``tokens_per_pass`` bounds the memory of the scorer.
     ``deepspeed`` is the path of a DeepSpeed configuration, ``report_to`` lists trackers beside the
     log that is always written. ``judges`` and ``policies`` (which answer, for Figs. 1 and 2) are
-    reached behind endpoints. ``slurm`` holds options of submitit; durations among them
-    are numbers of the unit in their name, or texts such as ``36h`` (`califkit.runs.durations`).
+    reached behind endpoints.
+
+    ``slurm`` holds options of submitit for a stage that all processes share: ``nodes``, over which
+    they are spread evenly, ``gpus_per_node`` (8, or with a type h100:8), ``cpus_per_task`` and
+    ``mem_gb`` of a node, ``slurm_setup`` (lines of shell before the work, as [module load cuda]),
+    ``slurm_partition`` and others. Durations are numbers of the unit in their name, or texts as 36h
+    (`califkit.runs.durations`). A stage of one process gets the share of one.
+    ``slurm_stages`` changes options for a kind of stage: ``{scores: {slurm_partition: small}}``. A
+    job whose time is over goes back into the queue at most ``requeues`` times.
     """
 
     cluster: Literal["local", "slurm"] = "local"
@@ -283,6 +293,8 @@ class Execution(Frozen):
     deepspeed: str | None = None
     report_to: tuple[Literal["trackio", "wandb", "tensorboard"], ...] = ()
     slurm: dict[str, Any] = {}
+    slurm_stages: dict[StageKind, dict[str, Any]] = {}
+    requeues: Annotated[int, Field(ge=0)] = 30
     judges: tuple[JudgeSettings, ...] = ()
     policies: tuple[JudgeSettings, ...] = ()
 
@@ -312,8 +324,27 @@ class Execution(Frozen):
 
     @field_validator("slurm")
     @classmethod
-    def _durations_have_one_meaning(cls, value: dict[str, Any]) -> dict[str, Any]:
-        return checked_durations(value)
+    def _options(cls, value: dict[str, Any]) -> dict[str, Any]:
+        return checked_slurm(value)
+
+    @field_validator("slurm_stages")
+    @classmethod
+    def _options_of_stages(cls, value: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        return {kind: checked_slurm(options) for kind, options in value.items()}
+
+    @model_validator(mode="after")
+    def _processes_fill_the_nodes(self) -> Execution:
+        nodes, gpus = self.slurm.get("nodes", 1), gpus_of(self.slurm)
+        if self.processes % nodes:
+            raise ValueError(
+                f"processes = {self.processes} do not divide evenly among slurm.nodes = {nodes}"
+            )
+        if gpus and gpus % (self.processes // nodes):
+            raise ValueError(
+                f"slurm.gpus_per_node = {self.slurm['gpus_per_node']} is no multiple of the "
+                f"{self.processes // nodes} processes of a node"
+            )
+        return self
 
     @field_validator("judges", "policies")
     @classmethod

@@ -1,11 +1,11 @@
-"""Jobs on this machine, for real through submitit; and on Slurm where there is one."""
+"""Jobs on this machine, for real through submitit; what a cluster is told (see test_slurm.py)."""
 
-import json
 import os
-import shutil
+import re
 import signal
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
 
@@ -15,14 +15,14 @@ from filelock import FileLock, Timeout
 from tiny_runs import environment, n_lines, params_file, start, tiny_params, wait_for
 
 from califkit.judges.client import JudgeError
-from califkit.runs import compute, dispatch, jobs, machine
+from califkit.runs import compute, dispatch, jobs, machine, slurm
 from califkit.runs.dispatch import NotSubmittedError
 from califkit.runs.folders import LOG, MANIFEST, ROLLOUTS, Run, StaleRunError, open_run
 from califkit.runs.jobs import Job, JobError
 from califkit.runs.jsonl import read_jsonl, write_json
 from califkit.runs.params import Params, Settings
 from califkit.runs.settings import Execution, ParamsError
-from califkit.runs.stages import AnchorStage
+from califkit.runs.stages import AnchorStage, stage_hash
 
 DRAWS = "draws.jsonl"
 # Long enough to be found, cancelled and killed while it runs.
@@ -73,13 +73,6 @@ def is_locked(folder: Path) -> bool:
             return False
     except Timeout:
         return True
-
-
-def slurm_answers() -> bool:
-    """Whether jobs can be submitted: Slurm may be installed without running."""
-    if shutil.which("sbatch") is None:
-        return False
-    return subprocess.run(["sinfo"], capture_output=True, timeout=60).returncode == 0
 
 
 # ---------------------------------------------------------------- decisions, without processes
@@ -150,7 +143,7 @@ def test_a_failure_ends_the_other_local_jobs(runs, tmp_path, monkeypatch):
     scheduler = Machine(monkeypatch, {"anchors 0": 10, "anchors 1": 2, "anchors 2": 3})
     scheduler.failing = {"anchors 1"}
     stages = with_data_seeds(tiny_params(tmp_path), 0, 1, 2)
-    with pytest.raises(JobError, match="has no manifest after its job ended"):
+    with pytest.raises(JobError, match="has ended, and .* has no manifest"):
         dispatch.compute_all("tiny", stages, Execution(workers=2))
     assert scheduler.cancelled == ["anchors 0"]
     assert "anchors 2" not in scheduler.started
@@ -407,7 +400,8 @@ def test_a_local_job_sees_the_gpus_of_its_parent(monkeypatch, runs, tmp_path, se
     environment = type("JobEnvironment", (), {"job_id": "1"})
     monkeypatch.setattr(jobs.submitit, "JobEnvironment", environment)
 
-    def compute(profile, stage, execution, threads):
+    def compute(profile, stage, execution, threads, nodes):
+        assert nodes is None
         assert os.environ.get("CUDA_VISIBLE_DEVICES") == seen
         return open_run(profile, stage)
 
@@ -423,7 +417,7 @@ class TestSlurmQueue:
         program = tmp_path / "bin" / "squeue"
         program.parent.mkdir()
         monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
-        machine._slurm_queue.cache_clear()
+        slurm.forget()
 
         def answer(text: str, status: int = 0) -> Path:
             program.write_text(
@@ -433,33 +427,35 @@ class TestSlurmQueue:
             return tmp_path / "calls"
 
         yield answer
-        machine._slurm_queue.cache_clear()
+        slurm.forget()
 
-    def test_one_call_serves_all_jobs(self, squeue):
-        calls = squeue("11\\n12\\n")
-        assert machine.in_slurm_queue("11")
+    def test_one_call_serves_all_jobs_also_those_that_are_over(self, squeue):
+        calls = squeue("11|RUNNING|None\\n12|PENDING|Resources\\n")
+        assert slurm.find("11").state == "RUNNING"
         asked = n_lines(calls)
-        assert machine.in_slurm_queue("12") and machine.in_slurm_queue("11")
+        found = slurm.find("12")
+        assert (found.waits, str(found)) == (True, "pending (Resources)")
+        assert [slurm.find(str(old), submitted=1.0) for old in range(1, 9)] == [None] * 8
         assert asked == 1 and n_lines(calls) <= 2  # 2 if a period of ten seconds ended meanwhile
         assert f"--user={os.getuid()}" in calls.read_text()
 
     def test_a_job_younger_than_the_list_is_looked_up_again(self, squeue):
-        squeue("11\\n")
-        assert machine.in_slurm_queue("11")
-        squeue("11\\n12\\n")
-        assert machine.in_slurm_queue("12")
+        squeue("11|RUNNING|None\\n")
+        assert slurm.find("11")
+        squeue("11|RUNNING|None\\n12|RUNNING|None\\n")
+        assert slurm.find("12", submitted=time.time())
 
     def test_a_job_that_left_the_queue_has_ended(self, squeue):
-        squeue("11\\n")
-        assert not machine.in_slurm_queue("1")
+        squeue("11|RUNNING|None\\n")
+        assert slurm.find("1") is None
 
     def test_no_answer_is_not_an_end(self, squeue):
         squeue("", status=1)
-        assert machine.in_slurm_queue("11")
+        assert slurm.find("11")
 
     def test_a_folder_from_a_cluster_looked_at_elsewhere(self, squeue, monkeypatch, tmp_path):
         monkeypatch.setenv("PATH", str(tmp_path))
-        assert not machine.in_slurm_queue("11")
+        assert slurm.find("11") is None
 
 
 def test_a_cluster_that_is_not_there(runs, tmp_path, monkeypatch):
@@ -533,20 +529,8 @@ def test_what_is_told_before_judging_may_stop_it(judging):
     assert done == [] and open_run("tiny", stages[0].responses).is_complete
 
 
-def test_a_cluster_gets_what_a_judge_does_as_jobs(judging):
+def test_what_a_judge_does_is_no_job_of_a_cluster(judging):
     scheduler, settings, done = judging
-    execution = settings.execution.model_copy(update={"cluster": "slurm"})
-    dispatch.compute_all("tiny", settings.pairwise_stages(), execution)
-    (name,) = [name for name in scheduler.after if name.startswith("pairwise")]
-    assert scheduler.after[name] == (
-        "generation calif-trained0-seed0",
-        "generation if_rlvr-trained0-seed0",
-    )
-    assert done == [] and set(scheduler.started.values()) == {0}
-
-
-def test_a_cluster_is_asked_to_judge_after_what_is_told(judging):
-    scheduler, settings, _ = judging
     execution = settings.execution.model_copy(update={"cluster": "slurm"})
     told = []
     dispatch.compute_all(
@@ -555,8 +539,9 @@ def test_a_cluster_is_asked_to_judge_after_what_is_told(judging):
         execution,
         before_judging=lambda: told.append(scheduler.now),
     )
-    begun = {name.split()[0]: round for name, round in scheduler.started.items()}
-    assert told == [begun["quality"]] and begun["quality"] > begun["generation"] == 0
+    assert set(scheduler.started.values()) == {0} and told and told[0] > 0
+    assert not any(name.startswith("quality") for name in scheduler.started)
+    assert len(done) == 3, "it is done here, as it wants a network and nothing of a node"
 
 
 @pytest.mark.parametrize(
@@ -783,13 +768,17 @@ def test_what_slurm_is_told(runs, tmp_path, monkeypatch, fake_slurm):
         for name in [text.split("--job-name=")[1].split()[0]]
     }
     base, base_scores, anchors, calif, responses, scores = scripts.values()
+    base_stage, calif_stage = params.settings.score_stages()
     assert list(scripts) == [
-        "califkit-base-seed0-generation",
-        "califkit-base-seed0-scores",
-        "califkit-reference-anchors",
-        "califkit-calif-seed0-training",
-        "califkit-calif-trained0-seed0-generation",
-        "califkit-calif-trained0-seed0-scores",
+        f"califkit-{stage.name}-{stage.kind}-{stage_hash(stage)[:6]}"
+        for stage in (
+            base_stage.responses,
+            base_stage,
+            calif_stage.responses.policy.anchors,
+            calif_stage.responses.policy,
+            calif_stage.responses,
+            calif_stage,
+        )
     ]
     own = {"#SBATCH --partition=big", "#SBATCH --account=us", "#SBATCH --time=600"}
     for script, count in zip(scripts.values(), (1, 1, 8, 8, 1, 1), strict=True):
@@ -804,15 +793,46 @@ def test_what_slurm_is_told(runs, tmp_path, monkeypatch, fake_slurm):
     assert [row["state"] for row in rows] == ["running"]  # left in the queue, found again
 
 
-def test_a_job_that_asks_a_judge_has_no_gpu(runs, tmp_path, fake_slurm):
-    settings = judged_settings(tmp_path)
-    options = {"gpus_per_node": 8, "slurm_partition": "big"}
-    execution = settings.execution.model_copy(update={"cluster": "slurm", "slurm": options})
-    for stage in (settings.quality_stages()[0], settings.score_stages()[0]):
-        jobs.start("tiny", open_run("tiny", stage), execution, 1)
-    judged, scored = (path.read_text() for path in sorted(fake_slurm.glob("*.sh")))
-    assert "gpus-per-node=8" in scored and "gpus" not in judged
-    assert "--partition=big" in judged
+def test_a_stage_of_one_process_gets_the_share_of_one(tmp_path):
+    stages = tiny_params(tmp_path).settings.score_stages()
+    node = {"gpus_per_node": "h100:8", "cpus_per_task": 60, "mem_gb": 500.5, "nodes": 2}
+    execution = Execution(
+        cluster="slurm",
+        processes=16,
+        slurm=node | {"slurm_setup": ["module load cuda"]},
+        slurm_stages={"generation": {"slurm_partition": "small"}},
+    )
+    anchors = tiny_params(tmp_path).settings.anchor_stage()
+    shared = slurm.job_options(anchors, execution, ())
+    assert (shared["nodes"], shared["slurm_gpus_per_node"]) == (2, "h100:8")
+    assert (shared["cpus_per_task"], shared["mem_gb"]) == (60, 500.5)
+    alone = slurm.job_options(stages[0], execution, ("7",))
+    assert (alone["nodes"], alone["slurm_gpus_per_node"]) == (1, "h100:1")
+    assert (alone["cpus_per_task"], alone["mem_gb"]) == (8, 63)
+    assert alone["slurm_setup"] == ["module load cuda"] and "slurm_partition" not in alone
+    assert alone["slurm_additional_parameters"]["dependency"] == "afterok:7"
+    drawn = slurm.job_options(stages[0].responses, execution, ())
+    assert drawn["slurm_partition"] == "small"
+    assert {o["slurm_additional_parameters"]["requeue"] for o in (shared, alone, drawn)} == {True}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gpus_per_node": 4}, "gpus_per_node = 4 is no multiple of the 8 processes of a node"),
+        ({"nodes": 3}, "processes = 8 do not divide evenly among slurm.nodes = 3"),
+        ({"gpus_per_node": "h100"}, "gpus_per_node = 'h100': must be a number of GPUs"),
+        ({"mem_gb": "8"}, "mem_gb = '8': must be a number of gigabytes"),
+        ({"slurm_setup": "module load x"}, "slurm_setup = 'module load x': must be a list"),
+        ({"tasks_per_node": 2}, "tasks_per_node = 2: must be 1"),
+        ({"slurm_teardown": ["true"]}, "would hide whether a job failed"),
+        ({"nodes": True}, "nodes = True: must be a whole number"),
+    ],
+)
+def test_options_that_would_end_jobs_are_refused_when_they_are_read(tmp_path, options, message):
+    changes = {"processes": 8, "slurm": options}
+    with pytest.raises(ParamsError, match=re.escape(message)):
+        tiny_params(tmp_path, execution=changes, training={"micro_batch_size": 1})
 
 
 def test_a_job_that_runs_out_of_time_can_be_submitted_as_it_was(tmp_path):
@@ -821,31 +841,3 @@ def test_a_job_that_runs_out_of_time_can_be_submitted_as_it_was(tmp_path):
     again = jobs._StageJob().checkpoint("tiny", stage, Execution(), None, None)
     assert isinstance(again.function, jobs._StageJob)
     assert again.args == ("tiny", stage, Execution(), None, None)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not slurm_answers(), reason="there is no running Slurm here")
-def test_slurm(runs, tmp_path, capsys):
-    params = tiny_params(tmp_path)
-    execution = Execution(cluster="slurm", slurm={"cpus_per_task": 1, "timeout_min": 10})
-    stages = with_data_seeds(params, 0)
-    job = jobs.start("tiny", open_run("tiny", stages[0]), execution, 1)
-    record = json.loads((job.run.folder / jobs.JOB).read_text())
-    assert record == {"cluster": "slurm", "id": job.job_id}
-    dispatch.compute_all("tiny", stages, execution, interval=0.1)  # finds it
-    assert capsys.readouterr().out.splitlines()[-1] == "anchors: 3 of 3"
-    assert json.loads((job.run.folder / jobs.JOB).read_text()) == record
-    assert job.state == "complete"
-
-    failing = tiny_params(tmp_path, data=absent(tmp_path)).settings.anchor_stage()
-    job = jobs.start("tiny", open_run("tiny", failing), execution, 1)  # unchecked
-    wait_for(lambda: job.state == "failed", "the end of the job", 60)
-    with pytest.raises(JobError, match="no such file"):
-        jobs.raise_failed([job], [job.state])
-
-    long = tiny_params(tmp_path, **LONG).settings.anchor_stage()
-    job = jobs.start("tiny", open_run("tiny", long), execution, 1)
-    wait_for(lambda: n_lines(job.run.folder / DRAWS) >= 3, "rows")
-    subprocess.run(["scancel", job.job_id], check=True)
-    wait_for(lambda: job.state == "failed", "the end of the job", 60)
-    assert dispatch.job_list("tiny", [long])[0]["state"] == "to do"

@@ -389,6 +389,8 @@ CHANGES = {
     "execution.deepspeed": ("zero3.json", set()),
     "execution.report_to": (["trackio"], set()),
     "execution.slurm": ({"slurm_partition": "gpu"}, set()),
+    "execution.slurm_stages": ({"scores": {"slurm_partition": "cpu"}}, set()),
+    "execution.requeues": (2, set()),
 }
 # These have tests of their own below.
 ELSEWHERE = {"alpha", "methods", "train_seeds", "eval_seeds", "evaluation.semantics"}
