@@ -187,8 +187,10 @@ def benchmark_prompts(settings: ResponseSettings) -> load.Loaded:
     if settings.n_prompts is None:
         return loaded
     # A check that needs optional data (NLTK's tagger) may be usable here and not elsewhere; the
-    # chosen prompts must not depend on that.
+    # chosen prompts must not depend on that, unless all are asked for.
     pool = [i for i in loaded.instances if not any(spec(c.id).needs for c in i.constraints)]
+    if settings.n_prompts > len(pool):
+        pool = loaded.instances
     chosen = load.select(pool, settings.n_prompts, settings.prompt_seed)
     return replace(loaded, instances=chosen)
 

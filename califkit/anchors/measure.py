@@ -164,9 +164,11 @@ def _run_shard(
 def drawing(stage: AnchorStage, execution: Execution) -> Iterator[tuple[Any, ReferenceScorer]]:
     """Engine and scorer of the reference. vLLM gives its memory back at the end: training starts
     engines of its own."""
-    with closing(load_engine(stage.model, stage.engine, stage.thinking)) as engine:
+    limit = execution.longest(stage.data, stage.anchors.sampling.max_tokens)
+    with closing(load_engine(stage.model, stage.engine, stage.thinking, limit)) as engine:
         # vLLM keeps its weights to itself, so the scorer brings its own.
         model = load_model(resolve(stage.model)) if stage.engine == "vllm" else engine.model
+        model.requires_grad_(False)  # else autocast keeps a copy of every weight
         yield engine, ReferenceScorer(model, engine.tokenizer, execution.tokens_per_pass)
 
 
@@ -264,7 +266,9 @@ def self_test(
 
     ``n`` answers to ``instances`` are taken from a complete anchor run, evenly spread over the
     prompts and on both sides in turn; ``seed`` shifts the choice. Returns the largest difference,
-    in nats per token; `AnchorError` if it exceeds the tolerance, or no answer can be scored.
+    in nats per token; `AnchorError` if one exceeds the tolerance, or no answer can be scored. To
+    the tolerance come 0.1 nats over the root of an answer's length: rounding in bfloat16 differs
+    from token to token, and a mean over few of them by more.
     """
     requests = {instance.key: instance.request for instance in instances}
     table = load_anchors(run)
@@ -289,12 +293,14 @@ def self_test(
     again = scorer.score([requests[row["key"]] for row in rows], answers)
     stored = np.array([row["loglik"] for row in rows])
     differences = np.nan_to_num(np.abs(again - stored), nan=np.inf)
-    worst = int(differences.argmax())
-    if differences[worst] > tolerance:
+    allowed = tolerance + 0.1 / np.sqrt([max(1, len(answer)) for answer in answers])
+    worst = int((differences - allowed).argmax())
+    if differences[worst] > allowed[worst]:
         raise AnchorError(
             f"{run.folder}: the {rows[worst]['side']} answer of key {rows[worst]['key']!r} has "
-            f"l = {stored[worst]:.4f}, scored again {again[worst]:.4f} (tolerance {tolerance}); "
+            f"l = {stored[worst]:.4f}, scored again {again[worst]:.4f} (tolerance "
+            f"{allowed[worst]:.3f}); "
             "likely causes: another model, another chat template, or another precision than the "
             "anchors were measured with"
         )
-    return float(differences[worst])
+    return float(differences.max())

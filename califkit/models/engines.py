@@ -68,7 +68,10 @@ def check_engine(engine: Engine) -> None:
 
 
 def load_engine(
-    model: str | Path, engine: Engine = None, thinking: bool = False
+    model: str | Path,
+    engine: Engine = None,
+    thinking: bool = False,
+    max_model_len: int | None = None,
 ) -> TransformersEngine | VllmEngine:
     """The engine for a model name or folder.
 
@@ -80,6 +83,8 @@ def load_engine(
         ``vllm``, or None for transformers.
     thinking
         Whether the chat template asks for reasoning, which is then cut from the answers.
+    max_model_len
+        Tokens of prompt and answer for which vLLM keeps room; None is the model's own limit.
 
     Returns
     -------
@@ -93,8 +98,10 @@ def load_engine(
         If the engine is not installed, or the model does not reason.
     """
     check_engine(engine)
-    kind = VllmEngine if engine == "vllm" else TransformersEngine
-    return kind.load(model, thinking)
+    if engine == "vllm":
+        limit = {} if max_model_len is None else {"max_model_len": max_model_len}
+        return VllmEngine.load(model, thinking, **limit)
+    return TransformersEngine.load(model, thinking)
 
 
 class TransformersEngine:

@@ -113,10 +113,11 @@ class Settings(Frozen):
 
     @model_validator(mode="after")
     def _enough_prompts(self) -> Settings:
-        if self.data.n_prompts < self.training.prompts_per_step:
+        asked = self.data.n_prompts
+        if asked is not None and asked < self.training.prompts_per_step:
             # TRL would drop the incomplete batch and end without a single step.
             raise ValueError(
-                f"data.n_prompts = {self.data.n_prompts} is less than "
+                f"data.n_prompts = {asked} is less than "
                 f"training.prompts_per_step = {self.training.prompts_per_step}"
             )
         return self

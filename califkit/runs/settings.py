@@ -55,13 +55,18 @@ class DataSettings(Frozen):
 
     ``source`` is ``composer`` (prompts composed from the requests shipped with the package),
     ``hub:<name>`` (for instance ``hub:allenai/IF_multi_constraints_upto5``) or the path of a JSONL
-    file in the hub's layout. ``constraint_ids`` restricts the composer to these ids, ``part`` to a
-    part of its requests (half of them for training, a quarter each for pilots and for tests); like
-    the numbers of constraints they are refused with another source, which they would not change.
+    file in the hub's layout. ``n_prompts`` null takes all of them that are usable (the composer has
+    no end). Prompts of more than ``max_prompt_tokens`` tokens in the chat template of the model
+    ``tokenizer`` are left out. ``constraint_ids`` restricts the composer to these ids, ``part`` to
+    a part of its requests (half of them for training, a quarter each for pilots and for tests);
+    like the numbers of constraints they are refused with another source, which they would not
+    change.
     """
 
     source: str = "composer"
-    n_prompts: Count = 1024
+    n_prompts: Count | None = 1024
+    max_prompt_tokens: Count | None = None
+    tokenizer: str | None = None
     min_constraints: Count = 1
     max_constraints: Annotated[int, Field(ge=1, le=5)] = 5
     constraint_ids: tuple[str, ...] | None = None
@@ -79,8 +84,19 @@ class DataSettings(Frozen):
         return self
 
     @model_validator(mode="after")
+    def _tokens_are_those_of_a_tokenizer(self) -> DataSettings:
+        if (self.max_prompt_tokens is None) != (self.tokenizer is None):
+            raise ValueError(
+                f"max_prompt_tokens = {self.max_prompt_tokens} and tokenizer = {self.tokenizer}: "
+                "one says nothing without the other"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _only_the_composer_composes(self) -> DataSettings:
         if self.source == "composer":
+            if self.n_prompts is None:
+                raise ValueError("n_prompts = null is for a file or the hub; source = composer")
             return self
         for name in ("constraint_ids", "part", "min_constraints", "max_constraints"):
             value, default = getattr(self, name), type(self).model_fields[name].default
@@ -90,6 +106,21 @@ class DataSettings(Frozen):
                     f"source = {self.source}; set it to {'null' if default is None else default}"
                 )
         return self
+
+
+class VllmSettings(Frozen):
+    """How vLLM uses a GPU that it shares.
+
+    ``gpu_memory_utilization`` is its share of the memory while it draws rollouts beside the
+    trainer, given back while the trainer computes if ``sleep``. ``max_model_len`` bounds prompt and
+    answer together; null is the prompts' limit (`DataSettings.max_prompt_tokens`) plus the
+    answers', and the model's own where that is not known.
+    """
+
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.6
+    max_model_len: Count | None = None
+    sleep: bool = True
+    tensor_parallel_size: Count = 1
 
 
 class Sampling(Frozen):
@@ -291,12 +322,19 @@ class Execution(Frozen):
     keep_checkpoints: Count = 1
     tokens_per_pass: Count = 2048
     deepspeed: str | None = None
+    vllm: VllmSettings = VllmSettings()
     report_to: tuple[Literal["trackio", "wandb", "tensorboard"], ...] = ()
     slurm: dict[str, Any] = {}
     slurm_stages: dict[StageKind, dict[str, Any]] = {}
     requeues: Annotated[int, Field(ge=0)] = 30
     judges: tuple[JudgeSettings, ...] = ()
     policies: tuple[JudgeSettings, ...] = ()
+
+    def longest(self, data: DataSettings, max_tokens: int) -> int | None:
+        """Tokens of prompt and answer together that vLLM has to hold, as far as settings tell."""
+        if self.vllm.max_model_len is not None or data.max_prompt_tokens is None:
+            return self.vllm.max_model_len
+        return data.max_prompt_tokens + max_tokens
 
     def judge(self, name: str) -> JudgeSettings:
         """The judge of this name; `ParamsError` lists those there are."""

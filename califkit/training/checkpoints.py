@@ -109,7 +109,10 @@ def bytes_needed(stage: TrainStage, execution: Execution, model: Path, run: Path
     weights = _FLOAT32 * n_parameters(model)
     lora = settings.lora
     trained = weights if lora is None else _FLOAT32 * n_adapter_parameters(model, lora.r)
-    checkpoints = 3 * trained * (execution.keep_checkpoints + 1)
+    each = 3 * trained
+    if execution.deepspeed:  # float32 weights and moments, and gathered ones of half the size
+        each += trained // 2
+    checkpoints = each * (execution.keep_checkpoints + 1)
     rows = settings.steps * settings.prompts_per_step * settings.rollouts_per_prompt
     rollouts = rows * (settings.max_completion_tokens * _TOKEN + _ROW)
     files = [run / ROLLOUTS, *(run / CHECKPOINTS).rglob("*")]

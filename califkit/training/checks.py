@@ -39,9 +39,10 @@ def check_settings(profile: str, stage: TrainStage, execution: Execution) -> Non
             f"training: {rollouts} rollouts a step do not divide among {processes} processes in "
             f"micro-batches of micro_batch_size = {settings.micro_batch_size}"
         )
-    if stage.anchors.data.n_prompts < settings.prompts_per_step:
+    asked = stage.anchors.data.n_prompts
+    if asked is not None and asked < settings.prompts_per_step:
         raise ParamsError(
-            f"data.n_prompts = {stage.anchors.data.n_prompts} is less than "
+            f"data.n_prompts = {asked} is less than "
             f"training.prompts_per_step = {settings.prompts_per_step}"
         )
     if stage.method in JUDGE_METHODS:

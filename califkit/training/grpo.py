@@ -47,7 +47,12 @@ from califkit.rewards.trl import CalifReward, check_config
 from califkit.runs.folders import LOG, POLICY, Run, open_run, own_run, require_complete
 from califkit.runs.jsonl import read_jsonl, write_json
 from califkit.runs.paths import check_writable, explaining_full_disk, project_root
-from califkit.runs.settings import JUDGE_METHODS, Execution, ParamsError, Sampling
+from califkit.runs.settings import (
+    JUDGE_METHODS,
+    Execution,
+    ParamsError,
+    Sampling,
+)
 from califkit.runs.stages import TrainStage, stage_hash
 from califkit.training.checkpoints import (
     CHECKPOINTS,
@@ -186,6 +191,10 @@ def grpo_config(
         chat_template_kwargs={"enable_thinking": stage.anchors.thinking},
         use_vllm=settings.use_vllm,
         vllm_mode="colocate",
+        vllm_gpu_memory_utilization=execution.vllm.gpu_memory_utilization,
+        vllm_max_model_length=execution.longest(stage.data, settings.max_completion_tokens),
+        vllm_enable_sleep_mode=execution.vllm.sleep,
+        vllm_tensor_parallel_size=execution.vllm.tensor_parallel_size,
         # Else rollouts whose likelihoods under vLLM and trainer differ get no loss: none in the
         # paper.
         vllm_importance_sampling_correction=False,

@@ -92,7 +92,7 @@ def compute(tiny, tmp_path, monkeypatch):
 
     def compute(script: dict[str, list[str]], thinking: bool = False, **settings):
         engine = ScriptedEngine(tiny, script, thinking)
-        monkeypatch.setattr(measure, "load_engine", lambda model, kind, thinking: engine)
+        monkeypatch.setattr(measure, "load_engine", lambda model, kind, thinking, limit: engine)
         stage = AnchorStage(
             model="tiny-random-llama",
             thinking=thinking,

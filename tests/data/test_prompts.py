@@ -6,12 +6,17 @@ from importlib import resources
 import pytest
 
 from califkit import generation
-from califkit.data import load, prompts
+from califkit.data import composer, load, prompts
 from califkit.judges.rubrics import BENCHMARKS
 from califkit.runs.folders import Run, StaleRunError
 from califkit.runs.params import load_params
-from califkit.runs.settings import EvaluationSettings, ResponseSettings
-from califkit.runs.stages import GenerateStage
+from califkit.runs.settings import (
+    AnchorSettings,
+    DataSettings,
+    EvaluationSettings,
+    ResponseSettings,
+)
+from califkit.runs.stages import AnchorStage, GenerateStage, stage_hash
 
 
 @pytest.mark.parametrize("tagger", [True, False])
@@ -144,3 +149,66 @@ def test_complete_responses_to_a_file_that_was_replaced(tmp_path):
     path.write_text(json.dumps(row | {"prompt": "Say hello. Use no comma."}) + "\n")
     with pytest.raises(StaleRunError, match=f"other prompts than {path} holds now"):
         prompts.check_unchanged(run)
+
+
+# Data in the hub's layout.
+
+
+@pytest.fixture
+def hub_file(tmp_path):
+    """Six composed prompts in a file of the hub's layout, the last of them a long one."""
+    rows = composer.compose(6, seed=0)
+    row = rows[-1]
+    words = " tea" * 200
+    row["messages"][0]["content"] += words
+    row["constraint"] += words
+    folder = tmp_path / "data"
+    folder.mkdir()
+    path = folder / "train.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_all_prompts_that_are_not_too_long(hub_file):
+    every = DataSettings(source=str(hub_file), n_prompts=None)
+    assert len(prompts.training_prompts(every).instances) == 6
+    limit = {"max_prompt_tokens": 150, "tokenizer": "tiny-random-llama"}
+    short = every.model_copy(update=limit)
+    loaded = prompts.training_prompts(short)
+    assert [i.key for i in loaded.instances] == [
+        i.key for i in prompts.training_prompts(every).instances[:5]
+    ]
+    assert "1 quarantined (too long: 1)" in loaded.summary()
+    lengths = prompts.prompt_lengths([i.prompt for i in loaded.instances], "tiny-random-llama")
+    assert max(lengths) <= 150
+    stages = [AnchorStage(model="m", data=d, anchors=AnchorSettings()) for d in (short, every)]
+    assert stage_hash(stages[0]) != stage_hash(stages[1])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_prompt_tokens": 5}, "max_prompt_tokens = 5 and tokenizer = None"),
+        ({"tokenizer": "x"}, "max_prompt_tokens = None and tokenizer = x"),
+        ({"n_prompts": None}, "n_prompts = null is for a file or the hub"),
+    ],
+)
+def test_what_says_nothing_about_prompts_is_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        DataSettings(**changes)
+
+
+def test_the_only_split_of_a_data_set_is_taken_whatever_it_is_called(hub_file):
+    """IFBench's test prompts are in a split called train."""
+    loaded = load.load_hub(str(hub_file.parent), split="test")
+    assert len(loaded.instances) == 6 and "[train]" in loaded.source
+    (hub_file.parent / "validation.jsonl").write_bytes(hub_file.read_bytes())
+    with pytest.raises(load.DataError, match="no split 'test'; there are: train, validation"):
+        load.load_hub(str(hub_file.parent), split="test")
+
+
+def test_all_of_a_benchmark_or_an_error(hub_file):
+    settings = ResponseSettings(benchmark=str(hub_file), n_prompts=6)
+    assert len(generation.benchmark_prompts(settings).instances) == 6
+    with pytest.raises(load.DataError, match="n=7: cannot select that many of 6"):
+        generation.benchmark_prompts(settings.model_copy(update={"n_prompts": 7}))

@@ -46,8 +46,9 @@ JobRequeue=0
 GresTypes=gpu
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
-NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={port1} CPUs=64 RealMemory=600000 Gres=gpu:{gpus}
-NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={port2} CPUs=64 RealMemory=600000 Gres=gpu:{gpus}
+NodeName=DEFAULT NodeHostname={host} NodeAddr=127.0.0.1 CPUs=64 RealMemory=600000 Gres=gpu:{gpus}
+NodeName=n1 Port={port1}
+NodeName=n2 Port={port2}
 PartitionName=debug Nodes=n1,n2 Default=YES MaxTime=INFINITE PreemptMode=off
 PartitionName=low Nodes=n1 PriorityTier=1 GraceTime=5
 PartitionName=high Nodes=n1 PriorityTier=10 PreemptMode=off

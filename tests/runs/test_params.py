@@ -389,12 +389,17 @@ CHANGES = {
     "execution.deepspeed": ("zero3.json", set()),
     "execution.report_to": (["trackio"], set()),
     "execution.slurm": ({"slurm_partition": "gpu"}, set()),
+    "execution.vllm.sleep": (False, set()),
+    "execution.vllm.max_model_len": (4096, set()),
+    "execution.vllm.gpu_memory_utilization": (0.5, set()),
+    "execution.vllm.tensor_parallel_size": (2, set()),
     "execution.slurm_stages": ({"scores": {"slurm_partition": "cpu"}}, set()),
     "execution.requeues": (2, set()),
 }
 # These have tests of their own below.
 ELSEWHERE = {"alpha", "methods", "train_seeds", "eval_seeds", "evaluation.semantics"}
 ELSEWHERE |= {"region_draws", "judge", "self_judge", "stronger_judge", "tau", "rubrics"}
+ELSEWHERE |= {"data.max_prompt_tokens", "data.tokenizer"}  # tests/data/test_prompts.py
 ELSEWHERE |= {"checkpoints", "answers", "execution.policies"}
 ELSEWHERE |= {"execution.judges", "identification", "evaluation.composed"}
 # Anchors are drawn as the rollouts are.
