@@ -267,8 +267,8 @@ def self_test(
     ``n`` answers to ``instances`` are taken from a complete anchor run, evenly spread over the
     prompts and on both sides in turn; ``seed`` shifts the choice. Returns the largest difference,
     in nats per token; `AnchorError` if one exceeds the tolerance, or no answer can be scored. To
-    the tolerance come 0.1 nats over the root of an answer's length: rounding in bfloat16 differs
-    from token to token, and a mean over few of them by more.
+    the tolerance come 0.1 nats over the root of an answer's length where the scorer computes in
+    bfloat16: its rounding differs from token to token, and a mean over few of them by more.
     """
     requests = {instance.key: instance.request for instance in instances}
     table = load_anchors(run)
@@ -293,7 +293,8 @@ def self_test(
     again = scorer.score([requests[row["key"]] for row in rows], answers)
     stored = np.array([row["loglik"] for row in rows])
     differences = np.nan_to_num(np.abs(again - stored), nan=np.inf)
-    allowed = tolerance + 0.1 / np.sqrt([max(1, len(answer)) for answer in answers])
+    rounding = 0.0 if scorer.precision == "float32" else 0.1
+    allowed = tolerance + rounding / np.sqrt([max(1, len(answer)) for answer in answers])
     worst = int((differences - allowed).argmax())
     if differences[worst] > allowed[worst]:
         raise AnchorError(

@@ -616,7 +616,8 @@ def test_bounds_of_an_incomplete_run_are_refused(compute, monkeypatch):
 class ShiftedScorer:
     """Stands in for a scorer of another model: off by a constant."""
 
-    def __init__(self, engine, shift: float) -> None:
+    def __init__(self, engine, shift: float, precision: str = "float32") -> None:
+        self.precision = precision
         self.inner = ReferenceScorer(engine.model, engine.tokenizer)
         self.tokenizer, self.shift, self.seen = engine.tokenizer, shift, []
 
@@ -644,6 +645,10 @@ def test_another_scorer_is_found_out_before_training(compute):
     key, side = next(k for k in stored if f"{k[1]} answer of key {k[0]!r}" in text)
     assert f"l = {stored[key, side]:.4f}, scored again {stored[key, side] - 0.03:.4f}" in text
     assert "another model, another chat template, or another precision" in text
+    # In bfloat16 a short answer may be off by more: 0.02 and 0.1 over the root of its length.
+    self_test(run, INSTANCES, ShiftedScorer(engine, -0.03, "bfloat16"))
+    with pytest.raises(AnchorError, match="scored again"):
+        self_test(run, INSTANCES, ShiftedScorer(engine, -0.15, "bfloat16"))
 
 
 def test_answers_to_other_prompts_are_no_self_test(compute):
