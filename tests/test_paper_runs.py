@@ -71,8 +71,11 @@ def test_both_methods_of_a_configuration_differ_in_the_reward_alone(arms, name):
     sampling = anchors.anchors.sampling
     assert sampling.max_tokens == training.max_completion_tokens
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (1.0, 1.0, 0)
-    epochs = training.steps * training.prompts_per_step / anchors.data.n_prompts
-    assert epochs == (3 if name == "qwen3-4b-thinking" else 4)
+    # All usable prompts of at most 2,048 tokens: 93,882 by the authors' count, 91 steps an epoch.
+    assert anchors.data.n_prompts is None
+    assert (anchors.data.max_prompt_tokens, anchors.data.tokenizer) == (2048, anchors.model)
+    assert 93_882 // training.prompts_per_step == 91
+    assert training.steps == 91 * (3 if name == "qwen3-4b-thinking" else 4)
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
@@ -84,7 +87,7 @@ def test_evaluation_draws_as_in_the_paper(arms, name):
     for stage in scores:
         how = stage.responses.evaluation.sampling
         assert (how.temperature, how.top_p, how.top_k, how.max_tokens) == expected
-        assert stage.responses.evaluation.n_prompts is None  # all of the benchmark
+        assert stage.responses.evaluation.n_prompts == 300  # all of the benchmark, or an error
 
 
 @pytest.mark.parametrize(

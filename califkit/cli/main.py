@@ -251,6 +251,54 @@ def judge(
 
 
 @app.command()
+def plan(profile: Profile = "h100", override: Override = []) -> None:  # noqa: B006
+    """What a profile, or all arms of a study, will take: memory, disk, tokens, hours.
+
+    Nothing is submitted and no weights are read. Exit code 2 if something cannot fit.
+    """
+    from califkit.data.prompts import training_prompts
+    from califkit.runs.arms import load_arms
+    from califkit.runs.dispatch import job_list, missing_runs
+    from califkit.training.plan import ASSUMPTIONS, check_memory, plan_rows
+
+    arms = load_arms(profile, _settings(override))
+    stages: dict[Any, Any] = {}
+    for arm in arms:
+        for params in arm.evaluations:
+            wanted = [*params.settings.train_stages(), *params.settings.score_stages()]
+            for run in missing_runs(params.profile, wanted):
+                stages.setdefault(run.stage, params.settings.execution)
+    prompts = dict.fromkeys(arm.params.settings.data for arm in arms)
+    per_step = arms[0].params.settings.training.prompts_per_step
+    for data in prompts:
+        try:
+            loaded = training_prompts(data)
+        except (CalifkitError, ValueError) as error:
+            typer.echo(f"prompts: not read: {one_line(error)}")
+        else:
+            typer.echo(f"prompts: {loaded.summary()}")
+            typer.echo(f"         {len(loaded.instances) // per_step} steps an epoch")
+    states = {row["folder"]: row["state"] for row in job_list(arms[0].params.profile, list(stages))}
+    rows = plan_rows(list(zip(stages, stages.values(), states.values(), strict=True)))
+    show_table(rows, digits=1)
+    hours = sum(row["GPU hours"] or 0 for row in rows)
+    disk = sum(row["GB of disk"] or 0 for row in rows)
+    typer.echo(f"\n{len(rows)} jobs, {hours:,.0f} GPU hours, {disk:,.0f} GB of disk")
+    typer.echo("an estimate, not measured; it rests on:")
+    for what, value in ASSUMPTIONS.items():
+        typer.echo(f"  {what}: {value:g}")
+    problems = []
+    for stage, execution in stages.items():
+        if stage.kind == "training":
+            try:
+                check_memory(profile, stage, execution)
+            except CalifkitError as error:
+                problems.append(str(error))
+    if problems:
+        raise Unusable("\n".join(dict.fromkeys(problems)))
+
+
+@app.command()
 def jobs(
     profile: Profile = "cpu",
     cancel: Annotated[bool, typer.Option("--cancel", help="End those that are alive.")] = False,

@@ -299,8 +299,10 @@ class Execution(Frozen):
 
     ``processes`` share one job (ranks of a training run, shards of anchors); each
     draws from a seed of its own, so a training run cannot be continued with another number.
-    ``workers`` is the number of local jobs at a time; 0 computes everything in the process that
-    asks, which suits small models. ``tokens_per_pass`` bounds the memory of the scorer.
+    ``gpu_memory_gb`` describes a GPU of the cluster: what cannot fit is refused before it is
+    submitted (`califkit.training.plan`). ``workers`` is the number of local jobs at a time; 0
+    computes everything in the process that asks, which suits small models. ``tokens_per_pass``
+    bounds the memory of the scorer.
     ``deepspeed`` is the path of a DeepSpeed configuration, ``report_to`` lists trackers beside the
     log that is always written. ``judges`` and ``policies`` (which answer, for Figs. 1 and 2) are
     reached behind endpoints.
@@ -318,6 +320,7 @@ class Execution(Frozen):
     workers: Annotated[int, Field(ge=0)] | None = None
     processes: Count = 1
     memory_per_worker_gb: Positive = 6.0
+    gpu_memory_gb: Positive | None = None
     save_every: Count = 10
     keep_checkpoints: Count = 1
     tokens_per_pass: Count = 2048

@@ -97,7 +97,11 @@ class TrainStage(Stage):
     kind = "training"
     command = "califkit train"
     function = "califkit.training.grpo:train"
-    checks = ("califkit.data.prompts:check_prompts", "califkit.training.checks:check_settings")
+    checks = (
+        "califkit.data.prompts:check_prompts",
+        "califkit.training.checks:check_settings",
+        "califkit.training.plan:check_memory",
+    )
     split = "ranks"
     holds_weights = True
 

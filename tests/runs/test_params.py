@@ -394,6 +394,7 @@ CHANGES = {
     "execution.vllm.gpu_memory_utilization": (0.5, set()),
     "execution.vllm.tensor_parallel_size": (2, set()),
     "execution.slurm_stages": ({"scores": {"slurm_partition": "cpu"}}, set()),
+    "execution.gpu_memory_gb": (80, set()),
     "execution.requeues": (2, set()),
 }
 # These have tests of their own below.
