@@ -107,6 +107,10 @@ class Exhibit:
             print(f"request identification against {how.requests} requests (no response quality)")
         return table
 
+    def cancel(self, stages: Sequence[Stage]) -> int:
+        """End the jobs of these stages, and of what they need, that are alive; how many."""
+        return len(dispatch.cancel_jobs(self.profile, stages))
+
     def jobs(self, stages: Sequence[Stage]) -> pd.DataFrame:
         """What asking for these stages would mean, a row a stage; nothing is started."""
         return pd.DataFrame(dispatch.job_list(self.profile, stages))

@@ -39,7 +39,7 @@ from califkit.runs.params import load_params, params_path, read_params_file
 from califkit.runs.paths import project_root
 from califkit.runs.text import one_line
 
-PIPELINE = ("00_tour", "01_anchors", "02_train", "03_evaluate", "04_study")
+PIPELINE = ("00_tour", "01_anchors", "02_train", "03_evaluate", "04_study", "05_campaign")
 """The notebooks that come first; each needs the ones before it."""
 
 _TAG = "parameters"

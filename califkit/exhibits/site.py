@@ -33,7 +33,7 @@ _OVERVIEW = "overview.md"
 _DOCS = ("results", "study", "training", "cluster", "audit", "identification", "judges", "verl")
 _LOOKUP = ("constraints", "verifiers", "glossary")
 _PICTURES = {"04_study": "study_plane"}
-_NO_EXHIBITS = ("00_tour", "01_anchors", "02_train", "03_evaluate")
+_NO_EXHIBITS = ("00_tour", "01_anchors", "02_train", "03_evaluate", "05_campaign")
 
 
 class SiteError(CalifkitError, RuntimeError):

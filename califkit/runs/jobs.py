@@ -172,27 +172,38 @@ def find_job(run: Run) -> Job | None:
     Raises
     ------
     JobError
+        As `recorded_job` does.
+    """
+    job = None if run.is_complete else recorded_job(run)
+    return job if job and job.state == "running" else None
+
+
+def recorded_job(run: Run) -> Job | None:
+    """The last job of a run folder, alive or not; None if it has had none.
+
+    Raises
+    ------
+    JobError
         If the job went to a cluster of another name on the same file system, which this one cannot
         be asked about.
     """
     path = run.folder / JOB
-    if not path.is_file() or run.is_complete:
+    if not path.is_file():
         return None
     record = json.loads(path.read_text(encoding="utf-8"))
-    theirs, ours = record.get("cluster_name"), None
+    theirs = record.get("cluster_name")
     if theirs and (ours := slurm.cluster_name()) and ours != theirs:
         raise JobError(
             f"{run.folder}: job {record['id']} of user {record['user']} was submitted to the "
             f"cluster {theirs}, and this is {ours}; if that job is over, delete {path}"
         )
-    job = Job(
+    return Job(
         run,
         record["cluster"],
         record["id"],
         tuple(record.get("gpus", ())),
         record.get("submitted", 0.0),
     )
-    return job if job.state == "running" else None
 
 
 def is_alive(job: Job) -> bool:

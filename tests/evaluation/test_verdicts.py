@@ -669,5 +669,6 @@ def test_doctor_runs_anywhere(tmp_path):
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert "ok       punkt tables" in done.stdout
-    assert "python -m nltk.downloader averaged_perceptron_tagger_eng" in done.stdout
+    if "ok       part-of-speech" not in done.stdout:  # `make env` fetches it where it can
+        assert "python -m nltk.downloader averaged_perceptron_tagger_eng" in done.stdout
     assert "HF_HUB_OFFLINE=1" in done.stdout

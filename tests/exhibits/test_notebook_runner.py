@@ -170,7 +170,7 @@ def test_order_is_pipeline_then_figures_then_tables_by_number(checkout):
     for name in ["tab10_b", "tab2_a", "fig10_y", "fig4_x", "fig4_w", "Untitled"]:
         good(checkout / "notebooks" / f"{name}.ipynb")
     assert notebooks.order() == [
-        *["00_tour", "01_anchors", "02_train", "03_evaluate", "04_study"],
+        *["00_tour", "01_anchors", "02_train", "03_evaluate", "04_study", "05_campaign"],
         *["fig4_w", "fig4_x", "fig10_y", "tab2_a", "tab10_b"],
     ]
 
@@ -270,10 +270,11 @@ def test_a_failing_pipeline_notebook_stops_the_rest(checkout, outcomes):
         "02_train": "failed",
         "03_evaluate": "not run",
         "04_study": "not run",
+        "05_campaign": "not run",
         "fig4_region": "not run",
     }
     assert caught.value.report.folder == checkout / "figures" / "test" / "report"
-    assert "[6/6] fig4_region: not run, because 02_train failed" in lines
+    assert "[7/7] fig4_region: not run, because 02_train failed" in lines
 
 
 def test_a_failing_figure_lets_the_others_run(checkout, outcomes):
