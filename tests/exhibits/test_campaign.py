@@ -18,7 +18,7 @@ def arms(tmp_path, monkeypatch):
     monkeypatch.setenv("CALIFKIT_RUNS", str(tmp_path / "runs"))
     groups = {"main": {"arms": {m: {"methods": [m]} for m in ("if_rlvr", "calif")}}}
     study = {"profile": "tiny", "settings": SETTINGS, "groups": groups}
-    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(study))
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(study, sort_keys=False))
     done, killed = load_arms(tmp_path / "tiny.yaml")
     for stage in _with_all_needs(done.stages):
         folder = open_run("tiny", stage).folder
