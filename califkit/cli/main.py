@@ -17,15 +17,20 @@ import typer
 
 from califkit import CalifkitError, __version__
 from califkit.cli import audit, score, verify
-from califkit.cli.tables import show_table
+from califkit.cli.tables import show_json, show_table
 from califkit.runs.params import Params, load_params
 from califkit.runs.text import one_line, short
 from califkit.runs.yaml_text import YamlError, read_yaml
 
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+)
+
+_FILES, _RUNS = "Files of responses, anybody's", "Runs of a profile, each computed once"
+_STUDY, _PARTS = (
+    "What there is of them, and what it shows",
+    "Models, data, constraints, this installation",
 )
 
 Profile = Annotated[
@@ -37,6 +42,12 @@ Override = Annotated[
         "--set", metavar="KEY=VALUE", help="Override a setting, e.g. training.steps=5. Repeatable."
     ),
 ]
+
+
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Show which runs would be computed, and start nothing.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="The table as JSON, and nothing else.")]
 
 
 def _show_version(wanted: bool) -> None:
@@ -55,7 +66,7 @@ def califkit(
 
 
 anchors_app = typer.Typer(invoke_without_command=True)
-app.add_typer(anchors_app, name="anchors")
+app.add_typer(anchors_app, name="anchors", rich_help_panel=_RUNS)
 
 
 @anchors_app.callback()
@@ -63,6 +74,7 @@ def anchors(
     context: typer.Context,
     profile: Profile = "cpu",
     override: Override = [],  # noqa: B006
+    dry_run: DryRun = False,
     shard: Annotated[
         str | None,
         typer.Option(
@@ -74,14 +86,14 @@ def anchors(
 ) -> None:
     """Measure l0 and l1 of the training prompts under the reference, or report on them."""
     if context.invoked_subcommand:
-        if profile != "cpu" or override or shard:
+        if profile != "cpu" or override or shard or dry_run:
             name = context.invoked_subcommand
             raise Unusable(f"options come after the command: califkit anchors {name} --profile ...")
         return
     params = _params(profile, override)
     stage, execution = params.settings.anchor_stage(), params.settings.execution
-    if shard is None:
-        _compute(params, [stage])
+    if dry_run or shard is None:
+        _compute(params, [stage], dry_run=dry_run)
         return
     numbers = _shard(shard)
     from califkit.anchors.measure import compute_anchors
@@ -153,12 +165,13 @@ def anchors_report(
         typer.echo(warning, err=True)
 
 
-@app.command()
+@app.command(rich_help_panel=_RUNS)
 def train(
     profile: Profile = "cpu",
     method: Annotated[str | None, typer.Option(help="Only this method.")] = None,
     seed: Annotated[int | None, typer.Option(help="Only this training seed.")] = None,
     override: Override = [],  # noqa: B006
+    dry_run: DryRun = False,
 ) -> None:
     """Train the profile's policies; several run side by side as the machine allows."""
     params = _params(profile, override)
@@ -173,30 +186,40 @@ def train(
             f"profile {params.profile} trains no method {method!r} with seed {seed!r}; "
             f"it trains: {', '.join(known)}"
         )
-    _compute(params, stages)
+    _compute(params, stages, dry_run=dry_run)
 
 
-@app.command()
-def generate(profile: Profile = "cpu", override: Override = []) -> None:  # noqa: B006
+@app.command(rich_help_panel=_RUNS)
+def generate(
+    profile: Profile = "cpu",
+    override: Override = [],  # noqa: B006
+    dry_run: DryRun = False,
+) -> None:
     """Draw the responses of every policy of the profile (training what is missing)."""
     params = _params(profile, override)
-    _compute(params, params.settings.generate_stages())
+    _compute(params, params.settings.generate_stages(), dry_run=dry_run)
 
 
-@app.command()
-def evaluate(profile: Profile = "cpu", override: Override = []) -> None:  # noqa: B006
+@app.command(rich_help_panel=_RUNS)
+def evaluate(
+    profile: Profile = "cpu",
+    override: Override = [],  # noqa: B006
+    dry_run: DryRun = False,
+) -> None:
     """Score every policy of the profile and print the table (computing what is missing)."""
     from califkit.exhibits.summary import metrics_by_run, summary_table
 
     params = _params(profile, override)
     scores, identified = params.settings.score_stages(), params.settings.identification_stages()
-    runs = _compute(params, [*scores, *identified], show=False)
+    runs = _compute(params, [*scores, *identified], show=False, dry_run=dry_run)
+    if dry_run:
+        return
     scored = runs[: len(scores)]
     table = summary_table(metrics_by_run(scored, identification_runs=runs[len(scores) :]))
     show_table(table, digits=3)
 
 
-@app.command()
+@app.command(rich_help_panel=_RUNS)
 def judge(
     profile: Profile = "cpu",
     limit: Annotated[
@@ -204,6 +227,7 @@ def judge(
     ] = 500,
     yes: Annotated[bool, typer.Option("--yes", help="Make the calls, however many.")] = False,
     override: Override = [],  # noqa: B006
+    dry_run: DryRun = False,
 ) -> None:
     """Have the profile's judges grade its responses, CaLIF against IF-RLVR, and the rubrics.
 
@@ -226,6 +250,10 @@ def judge(
         )
     parts = (settings.quality_stages(), settings.pairwise_stages(), settings.rubric_stages())
     stages = [stage for part in parts for stage in part]
+
+    if dry_run:
+        _compute(params, stages, dry_run=True)
+        return
 
     def tell_calls() -> None:
         expected = estimates(params.profile, stages, execution)
@@ -250,16 +278,19 @@ def judge(
             show_table(table, digits=3)
 
 
-@app.command()
-def plan(profile: Profile = "h100", override: Override = []) -> None:  # noqa: B006
+@app.command(rich_help_panel=_STUDY)
+def plan(
+    profile: Profile = "h100",
+    as_json: AsJson = False,
+    override: Override = [],  # noqa: B006
+) -> None:
     """What a profile, or all arms of a study, will take: memory, disk, tokens, hours.
 
     Nothing is submitted and no weights are read. Exit code 2 if something cannot fit.
     """
-    from califkit.data.prompts import training_prompts
     from califkit.runs.arms import load_arms
     from califkit.runs.dispatch import job_list, missing_runs
-    from califkit.training.plan import ASSUMPTIONS, check_memory, plan_rows
+    from califkit.training.plan import check_memory, plan_rows
 
     arms = load_arms(profile, _settings(override))
     stages: dict[Any, Any] = {}
@@ -268,25 +299,12 @@ def plan(profile: Profile = "h100", override: Override = []) -> None:  # noqa: B
             wanted = [*params.settings.train_stages(), *params.settings.score_stages()]
             for run in missing_runs(params.profile, wanted):
                 stages.setdefault(run.stage, params.settings.execution)
-    prompts = dict.fromkeys(arm.params.settings.data for arm in arms)
-    per_step = arms[0].params.settings.training.prompts_per_step
-    for data in prompts:
-        try:
-            loaded = training_prompts(data)
-        except (CalifkitError, ValueError) as error:
-            typer.echo(f"prompts: not read: {one_line(error)}")
-        else:
-            typer.echo(f"prompts: {loaded.summary()}")
-            typer.echo(f"         {len(loaded.instances) // per_step} steps an epoch")
     states = {row["folder"]: row["state"] for row in job_list(arms[0].params.profile, list(stages))}
     rows = plan_rows(list(zip(stages, stages.values(), states.values(), strict=True)))
-    show_table(rows, digits=1)
-    hours = sum(row["GPU hours"] or 0 for row in rows)
-    disk = sum(row["GB of disk"] or 0 for row in rows)
-    typer.echo(f"\n{len(rows)} jobs, {hours:,.0f} GPU hours, {disk:,.0f} GB of disk")
-    typer.echo("an estimate, not measured; it rests on:")
-    for what, value in ASSUMPTIONS.items():
-        typer.echo(f"  {what}: {value:g}")
+    if as_json:
+        show_json(rows)
+    else:
+        _show_plan(arms, rows)
     problems = []
     for stage, execution in stages.items():
         if stage.kind == "training":
@@ -298,32 +316,62 @@ def plan(profile: Profile = "h100", override: Override = []) -> None:  # noqa: B
         raise Unusable("\n".join(dict.fromkeys(problems)))
 
 
-@app.command()
+def _show_plan(arms: list[Any], rows: list[dict[str, Any]]) -> None:
+    """The training prompts, the table, its sums, and what they rest on."""
+    from califkit.data.prompts import training_prompts
+    from califkit.training.plan import ASSUMPTIONS
+
+    prompts = dict.fromkeys(arm.params.settings.data for arm in arms)
+    per_step = arms[0].params.settings.training.prompts_per_step
+    for data in prompts:
+        try:
+            loaded = training_prompts(data)
+        except (CalifkitError, ValueError) as error:
+            typer.echo(f"prompts: not read: {one_line(error)}")
+        else:
+            typer.echo(f"prompts: {loaded.summary()}")
+            typer.echo(f"         {len(loaded.instances) // per_step} steps an epoch")
+    show_table(rows, digits=1)
+    hours = sum(row["GPU hours"] or 0 for row in rows)
+    disk = sum(row["GB of disk"] or 0 for row in rows)
+    typer.echo(f"\n{len(rows)} jobs, {hours:,.0f} GPU hours, {disk:,.0f} GB of disk")
+    typer.echo("an estimate, not measured; it rests on:")
+    for what, value in ASSUMPTIONS.items():
+        typer.echo(f"  {what}: {value:g}")
+
+
+@app.command(rich_help_panel=_STUDY)
 def jobs(
     profile: Profile = "cpu",
     cancel: Annotated[bool, typer.Option("--cancel", help="End those that are alive.")] = False,
+    as_json: AsJson = False,
     override: Override = [],  # noqa: B006
 ) -> None:
     """The runs of a profile, all arms of a study: what is there, running, waiting, to do."""
     from califkit.runs.arms import load_arms
-    from califkit.runs.dispatch import cancel_jobs, job_list
+    from califkit.runs.dispatch import cancel_jobs, job_list, with_needs
 
     params = _params(profile, override)
     settings = params.settings
     stages = [settings.anchor_stage(), *settings.train_stages(), *settings.score_stages()]
     stages += [stage for arm in load_arms(profile, _settings(override)) for stage in arm.stages]
-    show_table(job_list(params.profile, list(dict.fromkeys(stages))))
+    rows = job_list(params.profile, with_needs(stages))
+    if as_json:
+        show_json(rows)
+    else:
+        show_table(rows)
     if cancel:
         for job in cancel_jobs(params.profile, stages):
             typer.echo(f"cancelled: job {job.job_id}, {job.run.stage.kind} {job.run.stage.name}")
 
 
-@app.command()
+@app.command(rich_help_panel=_RUNS)
 def reproduce(
     profile: Profile = "cpu",
     only: Annotated[
         list[str], typer.Option(help="Only this notebook, e.g. fig5_main_results. Repeatable.")
     ] = [],  # noqa: B006
+    dry_run: DryRun = False,
 ) -> None:
     """Run the notebooks in order through papermill, and build the site of what they show."""
     from califkit.exhibits.notebooks import NotebookFailed, execute, select
@@ -333,7 +381,12 @@ def reproduce(
     params = _params(profile, [])
     settings = params.settings
     try:
-        select(only or None)
+        chosen = select(only or None)
+        if dry_run:
+            typer.echo(f"notebooks: {', '.join(chosen)}")
+            stages = [*settings.score_stages(), *settings.identification_stages()]
+            _compute(params, [*stages, *settings.judge_stages()], dry_run=True)
+            return
         if settings.execution.cluster == "local" or params.submit:
             stages = [*settings.train_stages(), *settings.score_stages()]
             if not only:
@@ -347,7 +400,7 @@ def reproduce(
     typer.echo(f"site:    {build_site(params.profile).as_uri()}")
 
 
-@app.command()
+@app.command(rich_help_panel=_STUDY)
 def site(profile: Profile = "laptop") -> None:
     """Build the site of a profile from its executed notebooks: exhibits, documents, reference."""
     from califkit.exhibits.site import build_site
@@ -355,7 +408,7 @@ def site(profile: Profile = "laptop") -> None:
     typer.echo(f"site: {build_site(_params(profile, []).profile).as_uri()}")
 
 
-@app.command()
+@app.command(rich_help_panel=_STUDY)
 def notebooks(
     prepare: Annotated[Path, typer.Option(help="Folder for the parameterised copies.")],
     profile: Profile = "ci",
@@ -367,7 +420,7 @@ def notebooks(
         typer.echo(path)
 
 
-@app.command()
+@app.command(rich_help_panel=_STUDY)
 def record(profile: Profile = "laptop") -> None:
     """Copy the rows and manifests of complete runs to results/, where notebooks find them."""
     from califkit.runs.folders import record_runs
@@ -381,7 +434,7 @@ def record(profile: Profile = "laptop") -> None:
         typer.echo(folder)
 
 
-@app.command()
+@app.command(rich_help_panel=_PARTS)
 def compose(
     output: Annotated[Path, typer.Argument(help="JSONL file to write.")],
     n: Annotated[int, typer.Option(help="Number of prompts.")] = 64,
@@ -404,7 +457,7 @@ def compose(
     typer.echo(f"{output}: {len(rows)} prompts")
 
 
-@app.command()
+@app.command(rich_help_panel=_PARTS)
 def data(
     source: Annotated[
         str, typer.Argument(help="ifbench, a JSONL file, or hub:<name> with --split.")
@@ -430,7 +483,7 @@ def data(
         raise Unusable(f"{source}: {len(loaded.quarantined)} of {loaded.n_rows} rows are unusable")
 
 
-@app.command()
+@app.command(rich_help_panel=_PARTS)
 def model(name: Annotated[str, typer.Argument()] = "smollm2-135m-instruct") -> None:
     """Make a model available locally (the bundled one is converted once) and print its folder."""
     from califkit.models.resolve import resolve
@@ -438,7 +491,7 @@ def model(name: Annotated[str, typer.Argument()] = "smollm2-135m-instruct") -> N
     typer.echo(resolve(name))
 
 
-@app.command()
+@app.command(rich_help_panel=_PARTS)
 def version() -> None:
     """Versions of califkit and of the packages that can move a number."""
     from califkit.runs.folders import versions
@@ -447,11 +500,11 @@ def version() -> None:
         typer.echo(f"{name} {number}")
 
 
-app.command()(verify.verify)
-app.command()(audit.audit)
-app.command()(score.score)
-app.command()(verify.constraint)
-app.command()(verify.doctor)
+app.command(rich_help_panel=_FILES)(verify.verify)
+app.command(rich_help_panel=_FILES)(audit.audit)
+app.command(rich_help_panel=_FILES)(score.score)
+app.command(rich_help_panel=_PARTS)(verify.constraint)
+app.command(rich_help_panel=_PARTS)(verify.doctor)
 
 
 class Unusable(CalifkitError):
@@ -511,13 +564,20 @@ def _compute(
     stages: list[Any],
     show: bool = True,
     before_judging: Callable[[], None] | None = None,
+    dry_run: bool = False,
 ) -> list[Any]:
-    """The runs of these stages: a single one in this process, several as jobs."""
-    from califkit.runs.dispatch import compute_all, run_stage
+    """The runs of these stages: a single one in this process, several as jobs; on a dry run the
+    table of what is missing, checked as it would be."""
+    from califkit.runs.dispatch import check_stages, compute_all, job_list, missing_runs, run_stage
     from califkit.runs.jobs import JobError
     from califkit.runs.machine import RankError
 
     profile, execution = params.profile, params.settings.execution
+    if dry_run:
+        check_stages(profile, stages, execution)
+        missing = [run.stage for run in missing_runs(profile, stages)]
+        show_table(job_list(profile, missing), f"{len(missing)} runs would be computed")
+        return []
     try:
         if len(stages) == 1 and execution.cluster == "local" and before_judging is None:
             runs = [run_stage(profile, stages[0], execution)]

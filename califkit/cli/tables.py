@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from collections.abc import Iterable, Mapping
@@ -41,6 +42,11 @@ def show_table(
         console.print(table)
     lines = [line.rstrip() for line in printed.get().splitlines()] if rows else []
     typer.echo("\n".join(["", *([title] if title else []), *lines]))
+
+
+def show_json(rows: Iterable[Mapping[str, Any]]) -> None:
+    """Print rows as a JSON list for a program; None stands for what is not known."""
+    typer.echo(json.dumps(list(rows), indent=1))
 
 
 def _cell(value: Any, digits: int) -> str:

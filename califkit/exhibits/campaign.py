@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from califkit.runs.arms import Arm
-from califkit.runs.dispatch import missing_runs
+from califkit.runs.dispatch import missing_runs, with_needs
 from califkit.runs.folders import LOG, Run, open_run
 from califkit.runs.jobs import recorded_job
 from califkit.runs.jsonl import finished_rows
@@ -33,7 +33,7 @@ def campaign_table(arms: Sequence[Arm]) -> pd.DataFrame:
     rows = []
     for arm in arms:
         profile, execution = arm.params.profile, arm.params.settings.execution
-        wanted = list(dict.fromkeys(_with_needs(arm.stages)))
+        wanted = with_needs(arm.stages)
         missing = missing_runs(profile, wanted)
         state, job = _standing(missing)
         training = [stage for stage in wanted if isinstance(stage, TrainStage)]
@@ -50,13 +50,6 @@ def campaign_table(arms: Sequence[Arm]) -> pd.DataFrame:
         row["GPU hours planned"] = sum(found.gpu_hours for found in took if found)
         rows.append(row)
     return pd.DataFrame(rows, columns=_COLUMNS)
-
-
-def _with_needs(stages: Sequence[Stage]) -> list[Stage]:
-    found: list[Stage] = []
-    for stage in stages:
-        found += [*_with_needs(stage.needs), stage]
-    return found
 
 
 def _standing(missing: Sequence[Run]) -> tuple[str, str]:

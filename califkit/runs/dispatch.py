@@ -10,7 +10,7 @@ job: it is done in this process when all else is there.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from pkgutil import resolve_name
 
@@ -115,21 +115,21 @@ def check_stages(profile: str, stages: Sequence[Stage], execution: Execution) ->
         If a complete one was made of other prompts than its file holds by now, or an unfinished
         training run was begun with another number of processes.
     """
-    for stage in stages:
-        for part in _parts(stage):
-            if part.prompts is not None:
-                resolve_name(part.unchanged)(open_run(profile, part))
+    for part in with_needs(stages):
+        if part.prompts is not None:
+            resolve_name(part.unchanged)(open_run(profile, part))
     for run in missing_runs(profile, stages):
         if not find_job(run):
             for check in run.stage.checks:
                 resolve_name(check)(profile, run.stage, execution)
 
 
-def _parts(stage: Stage) -> Iterator[Stage]:
-    """A stage and all those that it is made of."""
-    yield stage
-    for needed in stage.needs:
-        yield from _parts(needed)
+def with_needs(stages: Sequence[Stage]) -> list[Stage]:
+    """Stages and all those that they need, each once, after what it needs."""
+    found: dict[Stage, None] = {}
+    for stage in stages:
+        found |= dict.fromkeys([*with_needs(stage.needs), stage])
+    return list(found)
 
 
 def run_stage(profile: str, stage: Stage, execution: Execution) -> Run:

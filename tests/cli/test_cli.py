@@ -1,6 +1,7 @@
 """Bad input, command by command: exit code 2, one line that names it, nothing written."""
 
 import json
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tiny_runs import params_file
 
 from califkit import __version__
 from califkit.cli import main
@@ -517,3 +519,47 @@ def test_the_installed_command(place):
     assert run.stderr.startswith("califkit: ")
     assert run.stderr.count("\n") == 1
     assert "settings.alpha" in run.stderr
+
+
+# --- what would be done -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "kinds"),
+    [
+        (["anchors"], {"anchors"}),
+        (["train", "--method", "calif"], {"anchors", "training"}),
+        (["generate"], {"anchors", "training", "generation"}),
+        (["evaluate"], {"anchors", "training", "generation", "scores"}),
+        (["reproduce"], {"anchors", "training", "generation", "scores"}),
+    ],
+)
+def test_a_dry_run_lists_what_is_missing_and_starts_nothing(
+    tmp_path, califkit, monkeypatch, command, kinds
+):
+    monkeypatch.setenv("CALIFKIT_RUNS", str(tmp_path / "runs"))
+    profile = "cpu" if command == ["reproduce"] else params_file(tmp_path)
+    code, out, _ = califkit(*command, "--profile", profile, "--dry-run")
+    assert code == 0
+    head, table = re.search(r"^(\d+) runs would be computed\n(.*)", out, re.M | re.S).groups()
+    rows = [line.split() for line in table.splitlines()[1:]]
+    assert int(head) == len(rows)
+    assert kinds <= {row[0] for row in rows}
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_dry_run_refuses_what_the_run_would(tmp_path, califkit, monkeypatch):
+    monkeypatch.setenv("CALIFKIT_RUNS", str(tmp_path / "runs"))
+    file = params_file(tmp_path, execution={"processes": 3})
+    code, _, err = califkit("train", "--profile", file, "--dry-run")
+    assert code == 2 and "do not divide among 3 processes" in err
+
+
+@pytest.mark.parametrize("command", ["jobs", "plan"])
+def test_json_is_a_list_of_rows_and_nothing_else(tmp_path, califkit, monkeypatch, command):
+    monkeypatch.setenv("CALIFKIT_RUNS", str(tmp_path / "runs"))
+    code, out, _ = califkit(command, "--profile", params_file(tmp_path), "--json")
+    assert code == 0
+    rows = json.loads(out)
+    assert {row["state"] for row in rows} == {"to do"}
+    assert {"anchors", "training", "generation", "scores"} <= {row["stage"] for row in rows}
