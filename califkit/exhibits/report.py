@@ -20,6 +20,9 @@ from califkit.runs.jsonl import replace_file, write_json
 _STREAM_LIMIT = 8_000  # characters a cell may print into the stored notebook
 _LOG = "results.json"
 
+WIDGET = "application/vnd.jupyter.widget-view+json"
+"""Kind of an output that only a running kernel can show."""
+
 
 @dataclass(frozen=True)
 class Result:
@@ -43,7 +46,10 @@ def tidy(path: Path, error: str | None) -> None:
         [first, *started(notebook)][-1].outputs.append(
             nbformat.v4.new_output("error", ename="Kernel", evalue=error, traceback=[error])
         )
+    notebook.metadata.pop("widgets", None)  # the state of controls, which a page cannot use
     for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs = [output for output in cell.outputs if not _is_bar(output)]
         for output in cell.get("outputs", []):
             if output.output_type == "stream" and len(output.text) > _STREAM_LIMIT:
                 half = _STREAM_LIMIT // 2
@@ -55,6 +61,11 @@ def tidy(path: Path, error: str | None) -> None:
     notebook.metadata.papermill.input_path = f"notebooks/{path.name}"
     notebook.metadata.papermill.output_path = path.name
     replace_file(path, nbformat.writes(notebook) + "\n")
+
+
+def _is_bar(output: nbformat.NotebookNode) -> bool:
+    """Whether an output is a progress bar: tqdm displays it, while controls are a cell's value."""
+    return output.output_type == "display_data" and WIDGET in output.data
 
 
 def write_results(folder: Path, fresh: Mapping[str, Result], known: list[str]) -> None:

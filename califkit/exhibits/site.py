@@ -24,12 +24,11 @@ import yaml
 
 from califkit import CalifkitError
 from califkit.exhibits.notebooks import order
-from califkit.exhibits.report import Result, read_results
+from califkit.exhibits.report import WIDGET, Result, read_results
 from califkit.runs.folders import git_commit, versions
 from califkit.runs.paths import project_root
 
 _LINK = re.compile(r"(?<=\]\()([^)\s#]+)(?=[)#])")
-_WIDGET = "application/vnd.jupyter.widget-view+json"
 _OVERVIEW = "overview.md"
 _DOCS = ("results", "study", "training", "cluster", "audit", "identification", "judges", "verl")
 _LOOKUP = ("constraints", "verifiers", "glossary")
@@ -103,9 +102,8 @@ def _copy_notebook(name: str, figures: Path, root: Path, pages: Path) -> None:
             text = _relinked(cell.source, original, root, pages)
             cell.source = _LINK.sub(lambda link: _as_page(link[1]), text)
         for output in cell.get("outputs", []):
-            if _WIDGET in output.get("data", {}):
+            if WIDGET in output.get("data", {}):
                 output.data = {"text/plain": "controls that act in JupyterLab"}
-    notebook.metadata.pop("widgets", None)  # a page has no kernel, and their code is elsewhere
     _write(pages / "notebooks" / original.name, nbformat.writes(notebook))
 
 
