@@ -37,7 +37,7 @@ JOB = "job.json"
 _SETTLE = 15
 """Seconds that a network file system may take to show what a job on another machine has written."""
 
-_RAISED = re.compile(r"(\[rank\d+\]: )?[A-Za-z_][\w.]*(Error|Exception): ")
+_RAISED = re.compile(r"\b[A-Za-z_][\w.]*(Error|Exception): ")
 _PLUMBING = re.compile(r"submitit (INFO|WARNING)|^srun: |^slurmstepd: ")
 
 
@@ -253,7 +253,7 @@ def failure(job: Job) -> str | None:
         outcome, found = pickle_load(paths.result_pickle)
         error = f"\n{found.strip().splitlines()[-1]}" if outcome == "error" else ""
     lines = [line for line in job.output.splitlines() if not _PLUMBING.search(line)]
-    raised = [line for line in lines if _RAISED.match(line) and "RankError" not in line]
+    raised = [line for line in lines if _RAISED.search(line) and "RankError" not in line]
     if raised and (not error or "RankError" in error):  # what a process of several has died of
         error = f"\n{raised[-1]}"
     tail = "".join(f"\n  {line}" for line in lines[-12:])
