@@ -401,6 +401,29 @@ def reproduce(
 
 
 @app.command(rich_help_panel=_STUDY)
+def export(
+    out: Annotated[Path, typer.Option(help="New folder for policy, anchors and responses.")],
+    method: Annotated[str, typer.Option(help="Whose policy.")] = "calif",
+    seed: Annotated[int, typer.Option(help="Training seed.")] = 0,
+    profile: Profile = "cpu",
+    override: Override = [],  # noqa: B006
+) -> None:
+    """Write a trained policy, its anchors and responses as folders for a hub, each with a card."""
+    from califkit.exhibits.cards import export_policy
+
+    params = _params(profile, override)
+    stages = params.settings.train_stages()
+    chosen = [stage for stage in stages if (stage.method, stage.seed) == (method, seed)]
+    if not chosen:
+        known = ", ".join(f"{stage.method} seed {stage.seed}" for stage in stages)
+        raise Unusable(
+            f"profile {params.profile} trains no {method} seed {seed}; it trains: {known}"
+        )
+    for path in export_policy(params.profile, chosen[0], params.settings, out):
+        typer.echo(path)
+
+
+@app.command(rich_help_panel=_STUDY)
 def site(profile: Profile = "laptop") -> None:
     """Build the site of a profile from its executed notebooks: exhibits, documents, reference."""
     from califkit.exhibits.site import build_site
