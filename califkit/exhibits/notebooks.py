@@ -81,6 +81,11 @@ def order() -> list[str]:
     Figures and tables are whatever ``notebooks/fig*.ipynb`` and ``notebooks/tab*.ipynb`` there
     are, sorted by number, so that ``fig4`` comes before ``fig10``.
     """
+    if not _notebooks_dir().is_dir():
+        raise NotebookError(
+            f"{_notebooks_dir()}: no such folder; notebooks are part of a checkout of the project, "
+            "not of the installed package"
+        )
     found = [path.stem for path in _notebooks_dir().glob("*.ipynb")]
     groups = [[n for n in found if n.startswith(prefix)] for prefix in ("fig", "tab")]
     return [*PIPELINE, *(name for group in groups for name in sorted(group, key=natural_key))]

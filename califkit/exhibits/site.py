@@ -62,7 +62,9 @@ def build_site(profile: str) -> Path:
     figures = root / "figures" / profile
     results = read_results(figures / "report")
     if not results:
-        raise SiteError(f"{figures}: no executed notebooks; run: califkit reproduce -p {profile}")
+        raise SiteError(
+            f"{figures}: no executed notebooks; run: califkit reproduce --profile {profile}"
+        )
     target = root / "build" / "site" / profile
     shutil.rmtree(target, ignore_errors=True)
     pages = target / "pages"

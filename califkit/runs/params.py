@@ -19,7 +19,7 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from califkit.runs.judge_settings import JudgeModel
-from califkit.runs.paths import project_root
+from califkit.runs.paths import project_file
 from califkit.runs.settings import (
     JUDGE_METHODS,
     REGION_METHODS,
@@ -318,11 +318,11 @@ def params_path(profile: str | Path) -> Path:
     """The YAML file behind a profile name or path; `ParamsError` lists the profiles there are."""
     if str(profile).endswith((".yaml", ".yml")):
         path = Path(profile)
-        path = path if path.exists() or path.is_absolute() else project_root() / path
+        path = path if path.exists() or path.is_absolute() else project_file(str(path))
     else:
-        path = project_root() / "params" / f"{profile}.yaml"
+        path = project_file(f"params/{profile}.yaml")
     if not path.is_file():
-        known = sorted(p.stem for p in (project_root() / "params").glob("*.yaml"))
+        known = sorted(p.stem for p in project_file("params").glob("*.yaml"))
         raise ParamsError(f"no params file {path}; profiles: {', '.join(known) or 'none'}")
     return path
 

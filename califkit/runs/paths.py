@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,15 +18,24 @@ def project_root() -> Path:
     """The checkout that holds ``params/`` and ``notebooks/``.
 
     ``CALIFKIT_ROOT`` if set, else the nearest such folder at or above the working directory, else
-    the folder around the installed package (an editable install).
+    the folder around the package (an editable install). Without a checkout the working directory:
+    runs go there, and never among installed packages.
     """
     if root := os.environ.get("CALIFKIT_ROOT"):
         return Path(root)
     here = Path.cwd()
-    for folder in (here, *here.parents):
+    for folder in (here, *here.parents, Path(__file__).resolve().parents[2]):
         if (folder / "params").is_dir() and (folder / "notebooks").is_dir():
             return folder
-    return Path(__file__).resolve().parents[2]
+    return here
+
+
+def project_file(relative: str) -> Path:
+    """A file or folder of the project, such as ``params/cpu.yaml``: of the checkout, or where it
+    has none, as it was installed with the package."""
+    own = project_root() / relative
+    installed = Path(sys.prefix) / "share" / "califkit" / relative
+    return installed if installed.exists() and not own.exists() else own
 
 
 def runs_dir() -> Path:

@@ -15,7 +15,7 @@ from califkit.models.checks import check_thinking
 from califkit.models.resolve import resolve
 from califkit.rewards.judge import reward_rule
 from califkit.runs.folders import own_run
-from califkit.runs.paths import project_root
+from califkit.runs.paths import project_file
 from califkit.runs.settings import JUDGE_METHODS, Execution, ParamsError
 from califkit.runs.stages import TrainStage
 from califkit.training.checkpoints import check_processes
@@ -80,7 +80,7 @@ def _require(package: str, setting: str) -> None:
 
 def _check_deepspeed(setting: str) -> None:
     _require("deepspeed", f"execution.deepspeed = {setting}")
-    path = project_root() / setting
+    path = project_file(setting)
     try:
         zero = json.loads(path.read_text(encoding="utf-8")).get("zero_optimization", {})
     except (OSError, ValueError) as error:

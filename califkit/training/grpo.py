@@ -46,7 +46,7 @@ from califkit.models.sampling import resolved
 from califkit.rewards.trl import CalifReward, check_config
 from califkit.runs.folders import LOG, POLICY, Run, open_run, own_run, require_complete
 from califkit.runs.jsonl import read_jsonl, write_json
-from califkit.runs.paths import check_writable, explaining_full_disk, project_root
+from califkit.runs.paths import check_writable, explaining_full_disk, project_file
 from califkit.runs.settings import (
     JUDGE_METHODS,
     Execution,
@@ -198,7 +198,7 @@ def grpo_config(
         # Else rollouts whose likelihoods under vLLM and trainer differ get no loss: none in the
         # paper.
         vllm_importance_sampling_correction=False,
-        deepspeed=execution.deepspeed and str(project_root() / execution.deepspeed),
+        deepspeed=execution.deepspeed and str(project_file(execution.deepspeed)),
         ddp_timeout=_PROCESS_GROUP_TIMEOUT,
         logging_steps=1,
         save_steps=execution.save_every,

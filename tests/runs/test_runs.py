@@ -13,7 +13,8 @@ import pytest
 from califkit.runs import folders, jsonl, paths
 from califkit.runs.folders import open_run
 from califkit.runs.jsonl import RowLog, read_jsonl, write_json
-from califkit.runs.params import Settings
+from califkit.runs.params import Settings, load_params
+from califkit.runs.settings import ParamsError
 from califkit.runs.stages import ScoreStage, stage_hash
 from califkit.runs.units import resume_units
 
@@ -298,3 +299,23 @@ def test_a_torn_line_of_any_length_is_cut(tmp_path, torn):
     path.write_bytes(torn)
     RowLog(path)
     assert path.read_bytes() == b""
+
+
+def test_an_installed_package_has_its_params_and_keeps_runs_in_the_working_directory(
+    elsewhere, monkeypatch
+):
+    """No checkout around the package or the working directory."""
+    monkeypatch.setattr(paths, "__file__", str(elsewhere / "lib" / "califkit" / "runs" / "p.py"))
+    monkeypatch.setattr(paths.sys, "prefix", str(elsewhere / "prefix"))
+    installed = elsewhere / "prefix" / "share" / "califkit" / "params"
+    installed.mkdir(parents=True)
+    for name in ("ci.yaml", "zero3.json"):
+        shutil.copy(Path(folders.__file__).parents[2] / "params" / name, installed)
+    assert paths.runs_dir() == elsewhere / "runs"
+    assert load_params("ci").profile == "ci"
+    assert paths.project_file("params/zero3.json") == installed / "zero3.json"
+    with pytest.raises(ParamsError, match="profiles: ci$"):
+        load_params("none")
+    (elsewhere / "params").mkdir()
+    (elsewhere / "params" / "ci.yaml").write_text("profile: mine\n")
+    assert load_params("ci").profile == "mine", "one's own comes first"
