@@ -46,9 +46,8 @@ JobRequeue=0
 GresTypes=gpu
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
-NodeName=DEFAULT NodeHostname={host} NodeAddr=127.0.0.1 CPUs=64 RealMemory=600000 Gres=gpu:{gpus}
-NodeName=n1 Port={port1}
-NodeName=n2 Port={port2}
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={port1} {size}
+NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={port2} {size}
 PartitionName=debug Nodes=n1,n2 Default=YES MaxTime=INFINITE PreemptMode=off
 PartitionName=low Nodes=n1 PriorityTier=1 GraceTime=5
 PartitionName=high Nodes=n1 PriorityTier=10 PreemptMode=off
@@ -72,7 +71,7 @@ class Cluster:
         user = subprocess.run(["id", "-un"], capture_output=True, text=True).stdout.strip()
         # Stand-ins for GPUs: Slurm wants character devices, whatever they are.
         devices = [path for path in sorted(Path("/dev").iterdir()) if path.is_char_device()][:8]
-        facts: dict[str, object] = {"gpus": len(devices)}
+        facts: dict[str, object] = {"size": f"CPUs=64 RealMemory=600000 Gres=gpu:{len(devices)}"}
         facts |= {"folder": folder, "user": user, "host": socket.gethostname().partition(".")[0]}
         text = CONFIGURATION.format(**facts, **dict(zip(names, ports, strict=True)))
         self.configuration.write_text(text)
