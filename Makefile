@@ -23,7 +23,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 help:
 	@echo "make reproduce   run the experiments of a profile, draw the figures, build the site"
 	@echo "                 (PROFILE=$(PROFILE); others: ci, laptop)"
-	@echo "make site        only the site, from notebooks that have been run (PROFILE=$(PROFILE))"
+	@echo "make site        the site of what the notebooks show (PROFILE=$(PROFILE))"
 	@echo "make test        ruff, unit tests, doctests, and every notebook at the ci profile"
 	@echo "make lab         JupyterLab on the notebooks"
 	@echo "make env         only the environment in $(VENV)/ (the three above make it when it is missing)"
@@ -74,8 +74,13 @@ $(STAMP): pyproject.toml constraints/cpu.txt constraints/data.txt
 reproduce: env
 	$(BIN)/califkit reproduce --profile $(PROFILE)
 
+# Runs the notebooks first where none has been run: with PROFILE=laptop they open the recorded study.
 site: env
-	$(BIN)/califkit site --profile $(PROFILE)
+	@if test -e figures/$(PROFILE)/report/results.json; then \
+	  $(BIN)/califkit site --profile $(PROFILE); \
+	else \
+	  $(BIN)/califkit reproduce --profile $(PROFILE); \
+	fi
 
 lab: env
 	$(BIN)/jupyter lab notebooks
