@@ -60,8 +60,12 @@ def project(tmp_path_factory) -> Path:
 
 
 def fill(folder: Path) -> None:
-    for name in ("params", "notebooks"):
-        shutil.copytree(ROOT / name, folder / name)
+    for name in ("params", "notebooks", "figures/laptop"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("report"))
+    for name in ("docs", "califkit", "examples", "benchmarks", "results"):  # the site shows them
+        (folder / name).symlink_to(ROOT / name)
+    for path in [*ROOT.glob("*.md"), ROOT / "CITATION.cff"]:
+        shutil.copy(path, folder)
     page = (ROOT / "docs" / "verifiers.md").read_text()
     (folder / "haiku.py").write_text(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1])
     stages = {stage.method: stage for stage in load_params("laptop").settings.generate_stages()}

@@ -65,11 +65,13 @@ def build_site(profile: str) -> Path:
         raise SiteError(
             f"{figures}: no executed notebooks; run: califkit reproduce --profile {profile}"
         )
+    documents = [root / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs")]
+    if missing := [path for path in documents if not path.exists()]:
+        raise SiteError(f"{missing[0]}: no such file; the site takes a whole checkout")
     target = root / "build" / "site" / profile
     shutil.rmtree(target, ignore_errors=True)
     pages = target / "pages"
-    documents = [root / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")]
-    documents += sorted((root / "docs").glob("*.md"))
+    documents = [*documents[:-1], *sorted(documents[-1].glob("*.md"))]
     names = order()
     for path in documents:
         place = _OVERVIEW if path.name == "README.md" else path.relative_to(root)
