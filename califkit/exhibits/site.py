@@ -42,7 +42,8 @@ class SiteError(CalifkitError, RuntimeError):
 
 @dataclass(frozen=True)
 class Card:
-    """An exhibit on the first page; ``picture`` and ``fragment`` are files of the profile."""
+    """An exhibit on the first page; ``picture`` is a file of the profile, ``fragment`` the
+    HTML of its printed table."""
 
     name: str
     title: str

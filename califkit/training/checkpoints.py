@@ -109,15 +109,20 @@ def bytes_needed(stage: TrainStage, execution: Execution, model: Path, run: Path
     weights = _FLOAT32 * n_parameters(model)
     lora = settings.lora
     trained = weights if lora is None else _FLOAT32 * n_adapter_parameters(model, lora.r)
-    each = 3 * trained
-    if execution.deepspeed:  # float32 weights and moments, and gathered ones of half the size
-        each += trained // 2
-    checkpoints = each * (execution.keep_checkpoints + 1)
+    checkpoints = checkpoint_bytes(trained // _FLOAT32, execution)
     rows = settings.steps * settings.prompts_per_step * settings.rollouts_per_prompt
     rollouts = rows * (settings.max_completion_tokens * _TOKEN + _ROW)
     files = [run / ROLLOUTS, *(run / CHECKPOINTS).rglob("*")]
     there = sum(path.stat().st_size for path in files if path.is_file())
     return max(0, checkpoints + weights + rollouts - there)
+
+
+def checkpoint_bytes(n_trained: int, execution: Execution) -> int:
+    """Room for the checkpoints of so many trained parameters, the one being written included."""
+    each = 3 * _FLOAT32 * n_trained  # weights and both moments
+    if execution.deepspeed:  # and weights that were gathered, of half the size
+        each += _FLOAT32 // 2 * n_trained
+    return each * (execution.keep_checkpoints + 1)
 
 
 def n_parameters(model: Path) -> int:

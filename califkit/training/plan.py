@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 from califkit.models.resolve import resolve
 from califkit.runs.settings import Execution, ParamsError, TrainingSettings
 from califkit.runs.stages import AnchorStage, GenerateStage, ScoreStage, Stage, TrainStage
+from califkit.training.checkpoints import checkpoint_bytes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 GB = 1e9
 _FLOAT32, _HALF = 4, 2  # bytes
-_HEAD_CHUNK = 256  # positions of which logits exist at a time (`califkit.models.passes.CHUNK`)
 _PROMPT = 300  # tokens of an average prompt
 _LONGEST_PROMPT = 2048  # where no limit is set
 _TEXT, _ROW = 5, 400  # bytes of a rollout's row: a token of text, and the rest
@@ -32,7 +32,7 @@ _TEXT, _ROW = 5, 400  # bytes of a rollout's row: a token of text, and the rest
 ASSUMPTIONS = {
     "share of the token limit that an average answer takes": 0.25,
     "floating-point operations a second and GPU, training and scoring": 350e12,
-    "tokens a second and GPU that vLLM draws, for each billion parameters less": 20_000,
+    "tokens a second and GPU that vLLM draws from a model of a billion parameters": 20_000,
     "share of a GPU's memory that can be used": 0.94,
 }
 """For an H100 with bfloat16; none is measured here."""
@@ -141,6 +141,8 @@ def memory(stage: TrainStage, execution: Execution) -> Memory:
 
     The longest micro-batch is reckoned: every prompt and every answer at its limit.
     """
+    from califkit.models.passes import CHUNK  # positions of which logits exist at a time
+
     settings = stage.training
     config, count, (layer, ends) = _facts(stage.anchors.model)
     shards = execution.processes if execution.deepspeed else 1
@@ -168,7 +170,7 @@ def memory(stage: TrainStage, execution: Execution) -> Memory:
         parts["activations"] = tokens * (inputs + layer + ends)
     else:
         parts["activations"] = tokens * (layers * layer + ends)
-    parts["logits"] = 4 * _HEAD_CHUNK * config.vocab_size * _FLOAT32
+    parts["logits"] = 4 * CHUNK * config.vocab_size * _FLOAT32
     computed = sum(parts.values())
     if not settings.use_vllm:
         return Memory(parts, resting, computed)
@@ -286,8 +288,7 @@ def work(stage: Stage, execution: Execution) -> Work | None:
         passes = 3 + (settings.beta > 0) + 1
         found = _work(stage.anchors.model, rows, settings.max_completion_tokens, passes, gpus)
         count = _facts(stage.anchors.model)[1]
-        moments = count * (14 if execution.deepspeed else 12) * (execution.keep_checkpoints + 1)
-        disk = found.disk + moments + count * _FLOAT32
+        disk = found.disk + checkpoint_bytes(count, execution) + count * _FLOAT32
         return Work(found.drawn, found.computed, found.hours, found.gpu_hours, disk)
     if isinstance(stage, GenerateStage):
         rows = stage.evaluation.n_prompts or _BENCHMARK
@@ -309,7 +310,9 @@ def _work(model: str, rows: int, limit: int, passes: int, gpus: int) -> Work:
     count = _facts(model)[1]
     answer = ASSUMPTIONS["share of the token limit that an average answer takes"] * limit
     drawn, computed = rows * answer, rows * (answer + _PROMPT)
-    rate = ASSUMPTIONS["tokens a second and GPU that vLLM draws, for each billion parameters less"]
+    rate = ASSUMPTIONS[
+        "tokens a second and GPU that vLLM draws from a model of a billion parameters"
+    ]
     seconds = drawn / (gpus * rate / (count / 1e9)) + passes * computed * 2 * count / _flops(gpus)
     disk = rows * (answer * _TEXT + _ROW)
     return Work(drawn, computed, seconds / 3600, seconds / 3600 * gpus, disk)

@@ -1,7 +1,5 @@
 """What is exported for a hub: complete, loadable, and its cards say what the manifests say."""
 
-import json
-
 import pandas as pd
 import pytest
 import yaml
@@ -45,7 +43,6 @@ def test_a_policy_with_anchors_and_responses(tmp_path, monkeypatch):
     (responses,) = (out / "responses").glob("*.jsonl")
     assert len(read_jsonl(responses)) == 6 and responses.name in card(paths[2])[1]
     assert str(tmp_path) not in "".join(path.read_text() for path in paths)
-    json.dumps(head)
     with pytest.raises(ExportError, match="is not empty"):
         export_policy("tiny", stage, settings, out)
 
