@@ -17,13 +17,14 @@ export PYDEVD_DISABLE_FILE_VALIDATION = 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help env reproduce site test lab clean distclean
+.PHONY: help env reproduce rehearse site test lab clean distclean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make reproduce   run the experiments of a profile, draw the figures, build the site"
 	@echo "                 (PROFILE=$(PROFILE); others: ci, laptop)"
 	@echo "make site        the site of what the notebooks show (PROFILE=$(PROFILE))"
+	@echo "make rehearse    the whole paper with tiny models: every stage, job and notebook; resumable"
 	@echo "make test        ruff, unit tests, doctests, and every notebook at the ci profile"
 	@echo "make lab         JupyterLab on the notebooks"
 	@echo "make env         only the environment in $(VENV)/ (the three above make it when it is missing)"
@@ -73,6 +74,9 @@ $(STAMP): pyproject.toml constraints/cpu.txt constraints/data.txt
 
 reproduce: env
 	$(BIN)/califkit reproduce --profile $(PROFILE)
+
+rehearse: env
+	$(BIN)/califkit rehearse --profile paper
 
 # Runs the notebooks first where none has been run: with PROFILE=laptop they open the recorded study.
 site: env

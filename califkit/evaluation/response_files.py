@@ -204,7 +204,7 @@ def open_responses(
     path = _file(path)
     first = _first_row(path)
     given = None if constraints is None else str(constraints)
-    if given is None and (_has_constraints(first) or (scoring and _request(first) is not None)):
+    if given is None and (_has_constraints(first) or (scoring and _has_request(first))):
         opened = Responses(path, given, str(path), scoring)
         _open_own(opened, _has_constraints(first), on_error, filter)
     else:
@@ -232,7 +232,7 @@ def _open_own(
     seen: dict[tuple[str | None, str], dict[int, int]] = {}
 
     def take(raw: Mapping[str, Any], line: int, offset: int) -> None:
-        if not _has_constraints(raw) and not (opened.scoring and _request(raw) is not None):
+        if not _has_constraints(raw) and not (opened.scoring and _has_request(raw)):
             raise UnusableRow(
                 "missing field",
                 "has no constraints of its own, unlike the first row; name a prompt file"
@@ -474,7 +474,12 @@ def _is_benchmark_row(data: Mapping[str, Any]) -> bool:
 def _has_constraints(row: Mapping[str, Any]) -> bool:
     if _is_benchmark_row(_data(row)):
         return True
-    return row.get("constraints") is not None and _request(row) is not None
+    return row.get("constraints") is not None and _has_request(row)
+
+
+def _has_request(row: Mapping[str, Any]) -> bool:
+    """Whether a row brings a request, be it one that can be used or not."""
+    return _column(row, "request") is not None
 
 
 def _key(row: Mapping[str, Any]) -> str | None:

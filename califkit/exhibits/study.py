@@ -6,6 +6,7 @@ an answer to a test prompt). The unit of every interval is the prompt.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ from califkit.evaluation.identification import identified_answers
 from califkit.exhibits.summary import response_table
 from califkit.runs.arms import Arm
 from califkit.runs.folders import LOG, ROLLOUTS, MissingRunError, Run, open_run
-from califkit.runs.jsonl import read_jsonl
+from califkit.runs.jsonl import whole_lines
 from califkit.runs.stages import stage_hash
 
 BASE = "base"
@@ -48,17 +49,26 @@ def training_logs(arms: Iterable[Arm]) -> pd.DataFrame:
 
 
 def training_rollouts(arms: Iterable[Arm]) -> pd.DataFrame:
-    """All rollouts of complete training runs: ``arm``, ``seed`` and the rows of `ROLLOUTS`."""
-    return _of_training(arms, ROLLOUTS)
+    """All rollouts of complete training runs: ``arm``, ``seed`` and `_MEASURED`; their texts, of
+    which a full-scale run has gigabytes, are not kept."""
+    return _of_training(arms, ROLLOUTS, _MEASURED)
 
 
-def _of_training(arms: Iterable[Arm], file: str) -> pd.DataFrame:
+_MEASURED = ("step", "key", "r_ver", "loglik", "l0", "l1", "zone", "reward")
+
+
+def _of_training(
+    arms: Iterable[Arm], file: str, columns: tuple[str, ...] | None = None
+) -> pd.DataFrame:
     frames = []
     for arm in arms:
         for stage in arm.params.settings.train_stages():
             run = open_run(arm.params.profile, stage)
             if run.is_complete:
-                rows = pd.DataFrame(read_jsonl(run.folder / file))
+                rows = map(json.loads, whole_lines(run.folder / file))
+                if columns is not None:
+                    rows = ({name: row[name] for name in columns} for row in rows)
+                rows = pd.DataFrame(list(rows))
                 frames.append(rows.assign(arm=arm.name, seed=stage.seed))
     if not frames:
         raise MissingRunError("no training run of the study is complete")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
+from itertools import takewhile
+from typing import Any
 
 import pandas as pd
 
 from califkit.anchors.region import ZONES
 from califkit.exhibits.methods import arm_names
 from califkit.runs.folders import LOG, ROLLOUTS, Run
-from califkit.runs.jsonl import finished_rows, read_jsonl
+from califkit.runs.jsonl import finished_rows, lines_from_end, whole_lines
 
 
 def training_table(runs: Iterable[Run]) -> pd.DataFrame:
@@ -35,16 +38,27 @@ def training_table(runs: Iterable[Run]) -> pd.DataFrame:
 
 
 def rollout_table(runs: Iterable[Run]) -> pd.DataFrame:
-    """Every rollout of training runs: ``method``, ``train_seed``, and the rows of `ROLLOUTS`."""
+    """The rollouts of the first and the last step of complete training runs: ``method``,
+    ``train_seed``, and the rows of `ROLLOUTS`.
+
+    Read from both ends of the file: at full scale it has millions of rows.
+    """
     runs = list(runs)
     names = arm_names(run.stage for run in runs)
-    frames = [
-        pd.DataFrame(read_jsonl(run.folder / ROLLOUTS)).assign(
-            method=names[run.stage], train_seed=run.stage.seed
-        )
-        for run in runs
-    ]
+    frames = []
+    for run in runs:
+        path, last = run.folder / ROLLOUTS, run.stage.training.steps
+        rows = _rows_of_step(1, whole_lines(path))
+        if last > 1:
+            rows += reversed(_rows_of_step(last, lines_from_end(path)))
+        table = pd.DataFrame(rows)
+        frames.append(table.assign(method=names[run.stage], train_seed=run.stage.seed))
     return pd.concat(frames, ignore_index=True)
+
+
+def _rows_of_step(step: int, lines: Iterable[bytes]) -> list[dict[str, Any]]:
+    """The rows at the beginning of some lines that are of one step."""
+    return list(takewhile(lambda row: row["step"] == step, map(json.loads, lines)))
 
 
 def smoothed(training: pd.DataFrame, window: int) -> pd.DataFrame:

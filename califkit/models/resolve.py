@@ -60,7 +60,7 @@ def resolve(name: str) -> Path:
     """
     if name in BUNDLED:
         folder = cache_dir() / "models" / f"{name}-{_wheel_version(name)}"
-        return _build_once(folder, BUNDLED[name])
+        return build_once(folder, BUNDLED[name])
     path = Path(name).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
@@ -204,7 +204,7 @@ def _from_hub(name: str, repository: str, revision: str | None) -> Path:
         ) from error
 
 
-def _build_once(folder: Path, build: Callable[[Path], None]) -> Path:
+def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
     """Build a folder in a temporary place and move it in; one builder at a time."""
     if folder.is_dir():
         return folder

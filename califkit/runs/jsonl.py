@@ -56,6 +56,24 @@ def whole_lines(path: Path, start: int = 0) -> Iterator[bytes]:
             yield line
 
 
+def lines_from_end(path: Path, block: int = 1 << 16) -> Iterator[bytes]:
+    """Whole lines of a file, the last one first; reads no more than is asked for."""
+    with path.open("rb") as file:
+        end = file.seek(0, os.SEEK_END)
+        rest = b""
+        while end:
+            start = max(0, end - block)
+            file.seek(start)
+            rest, *lines = (file.read(end - start) + rest).split(b"\n")
+            if lines:
+                lines.pop()  # what is behind the last end of a line: torn, or nothing
+                rest += b"\n"
+            yield from reversed(lines)
+            end = start
+        if rest.endswith(b"\n"):
+            yield rest[:-1]
+
+
 def cut_torn_line(file: int, block: int = 1 << 16) -> None:
     """Cut what a kill left of a last line; for whoever alone writes the file, by its descriptor.
 

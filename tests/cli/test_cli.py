@@ -12,12 +12,13 @@ import yaml
 from tiny_runs import params_file
 
 from califkit import __version__
-from califkit.cli import main
+from califkit.cli import profiles
 from califkit.data.load import load_jsonl
 from califkit.runs import folders
+from califkit.runs.params import load_params
 
 STAGES = ["anchors", "train", "generate", "evaluate"]
-PROFILED = [*STAGES, "reproduce", "notebooks"]
+PROFILED = [*STAGES, "reproduce", "notebooks", "plan", "jobs", "rehearse"]
 SETTINGS = {
     "model": "tiny-random-llama",
     "eval_seeds": [0],
@@ -145,7 +146,7 @@ def test_settings_that_overwrite_each_other(refused, place):
 def test_settings_reach_the_stage(place, monkeypatch, califkit):
     seen = []
     monkeypatch.setattr("califkit.runs.dispatch.run_stage", lambda *stage: seen.append(stage))
-    monkeypatch.setattr(main, "_show", print)
+    monkeypatch.setattr(profiles, "show_run", print)
     path = params(place)
     arguments = [
         "--set",
@@ -170,7 +171,7 @@ def test_settings_reach_the_stage(place, monkeypatch, califkit):
 
 def test_a_shard_is_computed_and_the_last_one_completes_the_run(califkit, place):
     path = params(place, anchors={"sampling": {"max_tokens": 4, "batch_size": 1}})
-    stage = main.load_params(path).settings.anchor_stage()
+    stage = load_params(path).settings.anchor_stage()
     code, out, error = califkit("anchors", "--profile", path, "--shard", "1/2")
     assert code == 0, error
     assert "anchors: shard 1 of 2 is done, 2 of 4 batches are there" in out
@@ -290,7 +291,7 @@ def test_complete_runs_of_a_file_that_was_replaced(califkit, refused, place, arg
     text = "".join(json.dumps(ROW | {"key": f"k{i}"}) + "\n" for i in range(2))
     rows.write_text(text)
     path = params(place, methods=["calif"], data={"source": str(rows), "n_prompts": 2})
-    settings = main.load_params(path).settings
+    settings = load_params(path).settings
     known = load_jsonl(rows).sha256
     stages = [settings.anchor_stage(), *settings.train_stages()]
     for stage in stages[: 2 if arguments == ["train"] else 1]:
@@ -496,7 +497,7 @@ def test_an_interrupt_says_how_to_go_on(califkit, place, monkeypatch):
 
 def test_complete_stages_are_not_checked_again(califkit, place, monkeypatch):
     path = params(place, model="gone")
-    stage = main.load_params(path).settings.anchor_stage()
+    stage = load_params(path).settings.anchor_stage()
     run = folders.open_run("test", stage)
     with run.computing():
         run.finish(0.0, rows=2)

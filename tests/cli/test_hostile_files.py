@@ -68,6 +68,8 @@ ROWS = {
         "line 2: not a line of JSON in UTF-8: the name 'response' comes twice",
     ),
     "key surrogate": (ALL, with_field("key", r'"\ud800"'), r"field 'key' is not valid Unicode"),
+    "request surrogate": (SCORING, with_field("request", r'"\ud800"'), "'request' is not valid"),
+    "request number": (SCORING, with_field("request", "5"), "'request' must be text, not 5"),
     "key digits": (ALL, with_field("key", "9" * 5000), "line 2: not a line of JSON"),
     "id list": (
         ALL,
@@ -103,6 +105,19 @@ def test_a_hostile_row(refused, tmp_path, name, command):
     path = write_rows(tmp_path / "r.jsonl", ROW | {"key": "first"}, line)
     error = refused(*commands(path, tmp_path)[command])
     assert str(path) in error and message in error
+
+
+@pytest.mark.parametrize(
+    ("request_value", "message"),
+    [(r'"\ud800"', "not valid Unicode"), ("5", "must be text, not 5"), ("[]", "must be text")],
+)
+def test_a_first_row_without_constraints_whose_request_is_none(
+    refused, tmp_path, request_value, message
+):
+    path = tmp_path / "r.jsonl"
+    path.write_text(f'{{"request": {request_value}, "response": "Tea."}}\n')
+    error = refused("score", path, *REFERENCE)
+    assert f"{path}, line 1: field 'request'" in error and message in error
 
 
 def test_a_field_name_that_is_no_unicode_is_shown_escaped(refused, tmp_path):

@@ -232,17 +232,19 @@ def step_row(step, r_ver, loglik, below):
 
 @pytest.fixture
 def training_runs(tmp_path):
-    runs = []
+    settings, runs = load_params("ci", {"training": {"steps": 3}}).settings, []
     for method, r_ver, loglik in (
         ("if_rlvr", [0.2, 0.6, 0.8], [-3.0, -5.0, -7.0]),
         ("calif", [0.2, 0.4, 0.6], [-3.0, None, -4.0]),
     ):
-        run = Run(SETTINGS.train_stage(method, 0), tmp_path / method)
+        run = Run(settings.train_stage(method, 0), tmp_path / method)
         rows = [
             step_row(i, r, v, 0.25) for i, (r, v) in enumerate(zip(r_ver, loglik, strict=True), 1)
         ]
         write_rows(run.folder / LOG, rows)
-        write_rows(run.folder / ROLLOUTS, [{"step": 1, "completion": method}])
+        rollouts = [(step, f"{method} {step}{letter}") for step in (1, 2, 3) for letter in "ab"]
+        names = ("step", "completion")
+        write_rows(run.folder / ROLLOUTS, [dict(zip(names, row, strict=True)) for row in rollouts])
         runs.append(run)
     return runs
 
@@ -254,7 +256,12 @@ def test_training_table_has_a_row_a_step_and_shares_of_every_zone(training_runs)
     assert table["below"].tolist() == [0.25] * 6
     assert table["inside"].tolist() == [0.75] * 6
     assert np.isnan(table["loglik"].iloc[4])
-    assert training.rollout_table(training_runs)["completion"].tolist() == ["if_rlvr", "calif"]
+
+
+def test_rollouts_of_the_first_and_the_last_step_in_their_order(training_runs):
+    rows = ("1a", "1b", "3a", "3b")
+    expected = [f"{method} {row}" for method in ("if_rlvr", "calif") for row in rows]
+    assert training.rollout_table(training_runs)["completion"].tolist() == expected
 
 
 def test_running_means_stay_within_their_run(training_runs):

@@ -12,7 +12,7 @@ import pytest
 
 from califkit.runs import folders, jsonl, paths
 from califkit.runs.folders import open_run
-from califkit.runs.jsonl import RowLog, read_jsonl, write_json
+from califkit.runs.jsonl import RowLog, lines_from_end, read_jsonl, write_json
 from califkit.runs.params import Settings, load_params
 from califkit.runs.settings import ParamsError
 from califkit.runs.stages import ScoreStage, stage_hash
@@ -57,6 +57,15 @@ def test_a_file_that_holds_only_a_torn_line_is_emptied(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b'{"n": ')
     assert RowLog(path).rows() == []
+
+
+@pytest.mark.parametrize("block", [1, 2, 3, 64])
+@pytest.mark.parametrize("content", ["", "torn", "one\n", "\n\n", "one\ntwo\n\nfour\ntorn", "a\nb"])
+def test_lines_from_the_end_are_the_whole_ones(tmp_path, content, block):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(content)
+    whole = content.encode().split(b"\n")[:-1]
+    assert list(lines_from_end(path, block)) == whole[::-1]
 
 
 def test_keep_replaces_the_rows_and_touches_nothing_else(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -9,10 +10,13 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 from slurm_cluster import Cluster, is_installed
 from tiny_runs import environment, n_lines, params_file, tiny_params, wait_for
 
+from califkit.exhibits.rehearsal import rehearsal
 from califkit.runs import dispatch, jobs, slurm
+from califkit.runs.arms import load_arms
 from califkit.runs.folders import LOG, open_run
 from califkit.runs.jobs import JobError
 from califkit.runs.jsonl import read_jsonl
@@ -24,6 +28,7 @@ pytestmark = [
 ]
 
 ONE = {"cpus_per_task": 1, "mem_gb": 2, "timeout_min": 30}
+PARAMS = Path(__file__).resolve().parents[2] / "params"
 DRAWS = "draws.jsonl"
 LONG = {"anchors": {"sampling": {"max_tokens": 40, "batch_size": 1}, "draws": 20}}
 
@@ -74,6 +79,25 @@ def test_a_study_goes_through_and_is_found_complete(tmp_path, capsys):
     record = json.loads((runs[0].folder / jobs.JOB).read_text())
     assert (record["cluster"], record["cluster_name"]) == ("slurm", "test")
     assert abs(record["submitted"] - time.time()) < 600
+
+
+def test_a_rehearsal_goes_through(tmp_path, monkeypatch):
+    """Two ranks of a miniature that reasons, from the prompts to the scores of its answers."""
+    (tmp_path / "params").mkdir()
+    monkeypatch.setenv("CALIFKIT_ROOT", str(tmp_path))
+    shutil.copy(PARAMS / "h100.yaml", tmp_path / "params")
+    study = {"base": "h100", "profile": "small", "settings": {"thinking": True}}
+    study["groups"] = {"main": {"arms": {"calif": {"methods": ["calif"]}}}}
+    (tmp_path / "params" / "small.yaml").write_text(yaml.safe_dump(study))
+    with rehearsal("small", "slurm") as written:
+        (arm,) = load_arms(written.profile)
+        execution = arm.params.settings.execution
+        assert (execution.cluster, execution.processes) == ("slurm", 2)
+        runs = dispatch.compute_all(written.profile, arm.stages, execution)
+    assert [(run.stage.kind, run.manifest()["rows"]) for run in runs] == [
+        *[("training", 2), ("scores", 6), ("scores", 6)]
+    ]
+    assert runs[0].manifest()["processes"] == 2
 
 
 def test_a_failed_job_is_named_with_state_exit_code_error_and_log(tmp_path, capsys):
