@@ -117,7 +117,7 @@ def compute_anchors(
             return run
         with run.computing() as needed:
             if needed:
-                _merge(run, loaded, started)
+                complete_anchors(run, loaded, started)
     return run
 
 
@@ -234,13 +234,14 @@ def _draw_until_answered(
     return [responses[i] for i in range(len(unit))], tries
 
 
-def _merge(run: Run, loaded: Loaded, started: float) -> None:
-    """Write the table of all units and declare the run complete."""
+def complete_anchors(run: Run, loaded: Loaded, started: float, **origin: Any) -> None:
+    """Write the table of all units and declare the run complete; ``origin`` says where answers that
+    were not drawn here come from."""
     stage = run.stage
     table = anchor_table(loaded.instances, read_draws(run.folder), stage.anchors.draws)
     facts = anchor_metadata(stage, loaded.sha256, load_tokenizer(resolve(stage.model)))
     # The weights are float32 wherever a model is loaded (`califkit.models.resolve.load_model`).
-    facts |= {"dtype": "float32", "versions": versions()}
+    facts |= {"dtype": "float32", "versions": versions(), **origin}
     write_anchors(table, run.folder / ANCHORS, facts)
     run.finish(
         started,
@@ -251,6 +252,7 @@ def _merge(run: Run, loaded: Loaded, started: float) -> None:
         template_date=facts["template_date"],
         sampling=resolved(stage.anchors.sampling, stage.engine),
         **table_facts(table),
+        **origin,
     )
 
 

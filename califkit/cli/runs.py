@@ -18,6 +18,7 @@ from califkit.cli.profiles import (
     show_run,
 )
 from califkit.cli.tables import show_table
+from califkit.cli.verify import check_output
 
 anchors_app = typer.Typer(invoke_without_command=True)
 
@@ -116,6 +117,49 @@ def anchors_report(
     comments = health.summary["comment"]
     for warning in comments[comments.str.startswith("WARNING")]:
         typer.echo(warning, err=True)
+
+
+@anchors_app.command("import")
+def anchors_import(
+    cache: Annotated[Path, typer.Argument(help="JSON file with metadata and items.")],
+    profile: Profile = "cpu",
+    shuffle_seed: Annotated[
+        int, typer.Option(min=0, help="Seed of the shuffle that numbered its items.")
+    ] = 1,
+    validation: Annotated[
+        int, typer.Option(min=0, help="Rows that were split off before they were numbered.")
+    ] = 512,
+    override: Override = [],  # noqa: B006
+) -> None:
+    """Take the anchors of the profile from a cache of the method's authors.
+
+    Some of its answers are scored again first: it must be of this model and of these prompts.
+    """
+    from califkit.anchors.exchange import import_cache
+    from califkit.runs.dispatch import check_stages
+
+    params = params_of(profile, override)
+    stage, execution = params.settings.anchor_stage(), params.settings.execution
+    check_stages(params.profile, [stage], execution)
+    show_run(import_cache(cache, params.profile, stage, execution, shuffle_seed, validation))
+
+
+@anchors_app.command("export")
+def anchors_export(
+    out: Annotated[Path, typer.Option(help="Parquet file to write.")],
+    profile: Profile = "cpu",
+    override: Override = [],  # noqa: B006
+) -> None:
+    """Write bounds and answers as one Parquet file of plain columns, a row an answer."""
+    from califkit.anchors.exchange import export_anchors
+    from califkit.data.prompts import training_prompts
+    from califkit.runs.folders import open_run, require_complete
+
+    params = params_of(profile, override)
+    check_output(out)
+    run = require_complete(open_run(params.profile, params.settings.anchor_stage()))
+    count = export_anchors(run, training_prompts(params.settings.data).instances, out)
+    typer.echo(f"{out}: {count} answers")
 
 
 def train(
