@@ -40,7 +40,10 @@ from califkit.runs.paths import project_root
 from califkit.runs.text import one_line
 
 PIPELINE = ("00_tour", "01_anchors", "02_train", "03_evaluate", "04_study", "05_campaign")
-"""The notebooks that come first; each needs the ones before it."""
+"""The notebooks that come first, in this order."""
+
+NEEDED = PIPELINE[:4]
+"""Without what they compute, those behind them have nothing to show."""
 
 _TAG = "parameters"
 _SHELL = re.compile(
@@ -158,8 +161,8 @@ def execute(
 ) -> Report:
     """Run notebooks in order and write ``figures/<profile>/report/``.
 
-    A failing notebook of the `PIPELINE` stops the run, since the later ones need it; a failing
-    figure or table does not. The report is written in both cases, and kept up to date after every
+    A failing one of `NEEDED` stops the run, since the later ones need it; another failing
+    one does not. The report is written in both cases, and kept up to date after every
     notebook. Notebooks that were not asked for keep what an earlier run left in the report.
 
     ``profile`` is the name of a params file or a path to one; ``echo`` gets progress and what the
@@ -181,7 +184,7 @@ def execute(
             result = results[name] = _run(name, folder, parameters, echo)
             outcome = f"failed, {result.error}" if result.error else "done"
             echo(f"{label}: {outcome} ({result.seconds:.1f} s)")
-            if result.error and name in PIPELINE:
+            if result.error and name in NEEDED:
                 stopped_by = name
         write_results(folder, results, known=order())
     report = Report(profile_name, folder, tuple(results.values()))

@@ -100,7 +100,10 @@ def held_out(arms: Iterable[Arm], benchmark: str, first_tokens: int | None = Non
                     answers = _answers(params.profile, *runs).assign(arm=name, seed=seed)
                     frames.setdefault(stage_hash(stages[0]), answers)
     if not frames:
-        raise MissingRunError(f"no answers to {benchmark} are scored and identified yet")
+        raise MissingRunError(
+            f"no answers to {benchmark} are scored and identified yet; identified are those of "
+            "profiles with settings.identification"
+        )
     columns = ["arm", "seed", "eval_seed", "key", "prompt", "response", *MEASURES]
     return pd.concat(frames.values(), ignore_index=True)[columns]
 

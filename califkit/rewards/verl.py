@@ -12,6 +12,7 @@ import math
 import threading
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from califkit.data.rows import constraints_json
@@ -21,6 +22,7 @@ from califkit.models.resolve import load_model, load_tokenizer, resolve
 from califkit.rewards.checks import check_row
 from califkit.rewards.rules import RewardRule
 from califkit.rewards.score import score_answers
+from califkit.runs.jsonl import RowLog
 from califkit.verifiers import Constraint
 
 _LOADING = threading.Lock()
@@ -42,6 +44,9 @@ class CalifVerlReward:
         cut at the length limit cannot be told apart and gets one too.
     device
         Where the reference runs; None takes a GPU if the process sees one.
+    rows
+        A JSONL file that gets a row a rollout: ``index`` of its prompt, ``completion``, and what
+        `califkit.rewards.score.score_answers` finds.
     """
 
     def __init__(
@@ -56,6 +61,7 @@ class CalifVerlReward:
         end: bool = True,
         device: str | None = None,
         tokens_per_pass: int = 2048,
+        rows: str | None = None,
     ) -> None:
         self.rule = RewardRule(method, alpha, reversed_bounds, ceiling_margin)
         self.semantics = semantics
@@ -66,6 +72,7 @@ class CalifVerlReward:
         if device is not None:
             reference = reference.to(device)
         self._scorer = ReferenceScorer(reference, load_tokenizer(folder), tokens_per_pass)
+        self._rows = RowLog(Path(rows)) if rows else None
         self._lock = threading.Lock()  # verl calls from several threads
 
     def __call__(
@@ -85,6 +92,11 @@ class CalifVerlReward:
             scored = score_answers(
                 self._scorer, self.rule, requests, answers, constraints, l0, l1, self.semantics
             )
+            if self._rows:
+                self._rows.append(
+                    {"index": info["index"], "completion": text, **row}
+                    for info, text, row in zip(infos, texts, scored, strict=True)
+                )
         return [
             {
                 "score": row["reward"],

@@ -26,6 +26,8 @@ def compute(
     job of a cluster each of its ``nodes`` calls this.
     """
     count = stage.processes(execution)
+    if stage.starts_its_own:
+        return _compute(profile, stage, execution, threads)
     if count == 1:
         if not stage.judged and len(gpus := gpus_of_machine()) > 1:
             os.environ["CUDA_VISIBLE_DEVICES"] = gpus[0]  # the trainer refuses several in a process

@@ -189,6 +189,7 @@ class Settings(Frozen):
             reward=self.reward if method in ("calif", *REGION_METHODS) else None,
             judge=self._judge(getattr(self, method)) if judged else None,
             tau=self.tau if judged else None,
+            trainer=None if self.execution.trainer == "trl" else self.execution.trainer,
             anchors=self.anchor_stage(method),
             training=self.training,
         )

@@ -303,9 +303,10 @@ class Execution(Frozen):
     submitted (`califkit.training.plan`). ``workers`` is the number of local jobs at a time; 0
     computes everything in the process that asks, which suits small models. ``tokens_per_pass``
     bounds the memory of the scorer.
-    ``deepspeed`` is the path of a DeepSpeed configuration, ``report_to`` lists trackers beside the
-    log that is always written. ``judges`` and ``policies`` (which answer, for Figs. 1 and 2) are
-    reached behind endpoints.
+    ``trainer`` is TRL, or verl as in the paper (``docs/verl.md``): it does change a run, whose
+    description then names it. ``deepspeed`` is the path of a DeepSpeed configuration, ``report_to``
+    lists trackers beside the log that is always written. ``judges`` and ``policies`` (which answer,
+    for Figs. 1 and 2) are reached behind endpoints.
 
     ``slurm`` holds options of submitit for a stage that all processes share: ``nodes``, over which
     they are spread evenly, ``gpus_per_node`` (8, or with a type h100:8), ``cpus_per_task`` and
@@ -317,6 +318,7 @@ class Execution(Frozen):
     """
 
     cluster: Literal["local", "slurm"] = "local"
+    trainer: Literal["trl", "verl"] = "trl"
     workers: Annotated[int, Field(ge=0)] | None = None
     processes: Count = 1
     memory_per_worker_gb: Positive = 6.0

@@ -44,6 +44,8 @@ class Stage(Frozen):
     together. None is one process."""
     judged: ClassVar[bool] = False
     """Whether a judge does the work, which wants a network and nothing else of a machine."""
+    starts_its_own: ClassVar[bool] = False
+    """Whether the function starts the processes that share the work."""
     holds_weights: ClassVar[bool] = False
     """Whether others need weights of it; a recorded run has none."""
 
@@ -90,18 +92,12 @@ class AnchorStage(Stage):
 
 
 class TrainStage(Stage):
-    """One GRPO run. What a method does not use (``alpha``, ``reward``, ``judge``) is None, so that
-    it cannot split runs. ``tau`` None is measured: the judge's mean score of the reference answers
-    (A5)."""
+    """One GRPO run, by TRL unless another ``trainer`` is named. What a method does not use
+    (``alpha``, ``reward``, ``judge``) is None, so that it cannot split runs. ``tau`` None is
+    measured: the judge's mean score of the reference answers (A5)."""
 
     kind = "training"
     command = "califkit train"
-    function = "califkit.training.grpo:train"
-    checks = (
-        "califkit.data.prompts:check_prompts",
-        "califkit.training.checks:check_settings",
-        "califkit.training.plan:check_memory",
-    )
     split = "ranks"
     holds_weights = True
 
@@ -111,8 +107,28 @@ class TrainStage(Stage):
     reward: RewardOptions | None = None
     judge: JudgeModel | None = None
     tau: float | None = None
+    trainer: Literal["verl"] | None = None
     anchors: AnchorStage
     training: TrainingSettings
+
+    @property
+    def function(self) -> str:
+        return f"califkit.training.{self.trainer or 'grpo'}:train"
+
+    @property
+    def checks(self) -> tuple[str, ...]:
+        prompts = "califkit.data.prompts:check_prompts"
+        if self.trainer:
+            return (prompts, f"califkit.training.{self.trainer}:check_settings")
+        return (
+            prompts,
+            "califkit.training.checks:check_settings",
+            "califkit.training.plan:check_memory",
+        )
+
+    @property
+    def starts_its_own(self) -> bool:
+        return self.trainer is not None
 
     @property
     def name(self) -> str:

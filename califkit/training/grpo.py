@@ -23,21 +23,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
-from datasets import Dataset
 from peft import LoraConfig, PeftModel
 from transformers import AutoModelForCausalLM, PrinterCallback, TrainerCallback
 from trl import GRPOConfig
 
 from califkit.anchors.measure import self_test
-from califkit.anchors.rows import AnchorError
-from califkit.anchors.table import bounds_for, degenerate, join_anchors, load_anchors
-from califkit.data.load import Instance, Loaded
 from califkit.data.prompts import training_prompts
-from califkit.data.rows import constraints_json
 from califkit.judges.cache import judge_cache
 from califkit.judges.judge import Judge
 from califkit.models.chat import template_date
@@ -66,6 +60,7 @@ from califkit.training.checks import check_gpu
 from califkit.training.groups import GroupTrainer
 from califkit.training.log import TrainingLog
 from califkit.training.precision import training_precision
+from califkit.training.rows import training_rows
 from califkit.training.tau import fixed_tau, judge_settings
 
 _PROCESS_GROUP_TIMEOUT = 24 * 3600
@@ -336,48 +331,6 @@ class _AtStart(TrainerCallback):
 
 def _ignore(step: int, rows: list[dict[str, Any]]) -> None:
     """What other processes do with rollouts: the first one writes those of all."""
-
-
-def training_rows(
-    stage: TrainStage, anchors: Run, loaded: Loaded
-) -> tuple[list[Instance], Dataset]:
-    """The prompts to train on, and the data set that TRL and `CalifReward` read.
-
-    With ``drop_degenerate`` the same prompts are left out under every method that has the same
-    anchors, whether or not the bounds enter its reward.
-
-    Raises
-    ------
-    AnchorError
-        If the anchors were measured otherwise or for other prompts, or fewer prompts than one step
-        takes are left.
-    """
-    table = join_anchors(
-        loaded.instances, load_anchors(anchors, stage.anchors, data_sha256=loaded.sha256)
-    )
-    kept = np.ones(len(table), dtype=bool)
-    if stage.training.drop_degenerate:
-        kept = ~degenerate(table)
-    instances = [i for i, keep in zip(loaded.instances, kept, strict=True) if keep]
-    if len(instances) < stage.training.prompts_per_step:
-        raise AnchorError(
-            f"{anchors.folder}: {len(instances)} of {len(table)} prompts have sound anchors, fewer "
-            f"than training.prompts_per_step = {stage.training.prompts_per_step}"
-        )
-    l0, l1 = (bound[kept].tolist() for bound in bounds_for(stage.method, table))
-    rows = Dataset.from_dict(
-        {
-            "prompt": [[{"role": "user", "content": i.prompt}] for i in instances],
-            "key": [i.key for i in instances],
-            "request": [i.request for i in instances],
-            "constraints": [constraints_json(i.constraints) for i in instances],
-            "l0": l0,
-            "l1": l1,
-            "anchor_r_ver": table["constrained_r_ver"][kept].tolist(),
-            "anchor_tokens": table["constrained_tokens"][kept].tolist(),
-        }
-    )
-    return instances, rows
 
 
 def _finish(run: Run, started: float) -> None:

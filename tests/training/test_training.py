@@ -471,7 +471,7 @@ class TestPromptsWithUnsoundAnchors:
         return stages
 
     def rows(self, stage):
-        from califkit.training.grpo import training_rows
+        from califkit.training.rows import training_rows
 
         return training_rows(stage, self.anchors, training_prompts(stage.anchors.data))
 
