@@ -67,6 +67,17 @@ def arm_results(arms: Iterable[Arm]) -> pd.DataFrame:
     return results[measured].drop_duplicates(_COLUMNS[:4], ignore_index=True)
 
 
+def beside_main(arms: Sequence[Arm], names: Iterable[str]) -> list[Arm]:
+    """The arms of these names and the main ones, of the configurations that have one of the former
+    (all of them, if none has)."""
+    where = {arm.configuration for arm in arms if arm.name in names and arm.group != "main"}
+    return [
+        arm
+        for arm in arms
+        if (arm.group == "main" or arm.name in names) and (arm.configuration in where or not where)
+    ]
+
+
 def _complete(arm: Arm, stages: Iterable[Stage]) -> list[Run]:
     runs = [open_run(arm.params.profile, stage) for stage in stages]
     return [run for run in runs if run.is_complete]

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from califkit.exhibits.live import image, show_in_place
+from califkit.exhibits.plots.study import campaign_curves
 from califkit.runs.arms import Arm
 from califkit.runs.dispatch import missing_runs, with_needs
 from califkit.runs.folders import LOG, Run, open_run
@@ -90,25 +92,36 @@ def log_of(arms: Sequence[Arm], name: str, lines: int = 40) -> str:
     return "\n\n".join(parts) or f"{name}: none of its unfinished runs has had a job"
 
 
-class LiveCampaign:
-    """`campaign_table` in a notebook output that is redrawn while jobs are waited for::
+def training_steps(arms: Sequence[Arm]) -> pd.DataFrame:
+    """The steps so far of all arms: ``configuration``, ``arm``, ``step``, ``r_ver``, ``loglik``."""
+    columns = ("step", "r_ver", "loglik")
+    rows = [
+        {"configuration": arm.configuration, "arm": arm.name}
+        | {name: row[name] for name in columns}
+        for arm in arms
+        for stage in arm.params.settings.train_stages()
+        for row in finished_rows(open_run(arm.params.profile, stage).folder / LOG)
+    ]
+    return pd.DataFrame(rows, columns=["configuration", "arm", *columns])
 
-    exhibit.runs(stages, on_tick=LiveCampaign(arms))
+
+class LiveCampaign:
+    """`campaign_table` and `campaign_curves` in outputs that are redrawn while jobs are waited
+    for::
+
+        exhibit.runs(stages, on_tick=LiveCampaign(arms))
     """
 
     def __init__(self, arms: Sequence[Arm]) -> None:
         self.arms = arms
-        self._display: Any = None
+        self._displays: list[Any] = []
         self._shown: pd.DataFrame | None = None
 
     def __call__(self) -> None:
-        from IPython.display import display
-
         table = campaign_table(self.arms)
         if self._shown is not None and table.equals(self._shown):
             return
         self._shown = table
-        if self._display is None:
-            self._display = display(table, display_id=True)
-        else:
-            self._display.update(table)
+        steps = training_steps(self.arms)
+        if len(steps):
+            show_in_place(self._displays, [table, image(campaign_curves(steps)[0].figure)])

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import matplotlib.pyplot as plt
+from IPython.display import Image, display
 from matplotlib.figure import Figure
 
 from califkit.exhibits.plots.training import training_curves, zone_shares
@@ -48,25 +49,16 @@ class LiveTraining:
         if not with_steps:
             return
         begin = time.monotonic()
-        self._show(self.pictures(with_steps))
+        show_in_place(self._displays, self.pictures(with_steps))
         self._seen = sizes
         end = time.monotonic()
         self._next = end + (end - begin) / _SHARE
 
-    def pictures(self, runs: Sequence[Run]) -> list[bytes]:
-        """Training curves and the share of rollouts in each zone, as PNG."""
+    def pictures(self, runs: Sequence[Run]) -> list[Image]:
+        """Training curves and the share of rollouts in each zone."""
         steps = training_table(runs)
         drawn = (training_curves(steps, smoothed(steps, self.window)), zone_shares(steps))
-        return [_png(axes[0].figure) for axes in drawn]
-
-    def _show(self, pictures: Sequence[bytes]) -> None:
-        from IPython.display import Image, display
-
-        if not self._displays:
-            self._displays = [display(Image(png), display_id=True) for png in pictures]
-        else:
-            for shown, png in zip(self._displays, pictures, strict=True):
-                shown.update(Image(png))
+        return [image(axes[0].figure) for axes in drawn]
 
 
 def _size(run: Run) -> int:
@@ -74,9 +66,18 @@ def _size(run: Run) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def _png(figure: Figure) -> bytes:
-    """A figure as an image. It is closed, or a notebook would show it twice."""
+def show_in_place(displays: list[Any], contents: Sequence[Any]) -> None:
+    """Show contents of a cell, or put them in the place of those shown before in ``displays``."""
+    if not displays:
+        displays += [display(content, display_id=True) for content in contents]
+    else:
+        for shown, content in zip(displays, contents, strict=True):
+            shown.update(content)
+
+
+def image(figure: Figure) -> Image:
+    """A figure as a picture. It is closed, or a notebook would show it twice."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
     plt.close(figure)
-    return buffer.getvalue()
+    return Image(buffer.getvalue())

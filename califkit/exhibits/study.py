@@ -54,7 +54,7 @@ def training_rollouts(arms: Iterable[Arm]) -> pd.DataFrame:
     return _of_training(arms, ROLLOUTS, _MEASURED)
 
 
-_MEASURED = ("step", "key", "r_ver", "loglik", "l0", "l1", "zone", "reward")
+_MEASURED = ("step", "key", "r_ver", "loglik", "l0", "l1", "anchor_r_ver", "distinct_2", "tokens")
 
 
 def _of_training(

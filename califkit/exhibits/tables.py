@@ -276,19 +276,25 @@ def _one_line(text: str) -> str:
 
 
 def policies_table(summary: pd.DataFrame, title: str) -> PrintedTable:
-    """Policies and metrics in words: ``summary`` is `califkit.exhibits.summary.summary_table`.
+    """Policies and metrics in words: ``summary`` is `califkit.exhibits.summary.summary_table`; a
+    block a configuration, where there are several.
 
     A cell without a number has a dash, and the note says why, once for each metric.
     """
     labels = METRICS | IDENTIFICATION | {"response_quality": "response quality (1 to 10)"}
     texts = [number(*pair) for pair in summary[["mean", "std"]].to_numpy()]
     named = summary.assign(cell=texts, method=summary["method"].map(arm_label))
-    wide = named.pivot(index="metric", columns="method", values="cell")
-    wide = wide.reindex(
-        index=[metric for metric in labels if metric in wide.index],
-        columns=named["method"].unique(),
-    ).rename(index=labels)
-    wide.index = pd.MultiIndex.from_product([["mean over runs"], wide.index])
+    if "configuration" not in named:
+        named["configuration"] = "mean over runs"
+    wide = named.pivot(index=["configuration", "metric"], columns="method", values="cell")
+    order = [
+        (configuration, metric)
+        for configuration in named["configuration"].unique()
+        for metric in labels
+        if (configuration, metric) in wide.index
+    ]
+    wide = wide.reindex(index=order, columns=named["method"].unique())
+    wide = wide.rename(index=labels, level=1).rename(index=paper.CONFIGURATIONS, level=0)
     gaps = named[named["mean"].isna()]
     reasons = dict.fromkeys(f"{labels[row.metric]}: {row.note}" for row in gaps.itertuples())
     note = "; ".join(reasons)

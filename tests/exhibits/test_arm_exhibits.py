@@ -10,6 +10,7 @@ from califkit.exhibits.arms import (
     NO_KL,
     NOT_RUN,
     ablations_beside_paper,
+    beside_main,
     judge_rewards,
     metrics_won,
     quality_metric,
@@ -100,6 +101,17 @@ def test_the_bars_of_figure_9_stay_inside_and_say_what_was_not_run():
     assert [text.get_text() for text in right.texts] == [NOT_RUN] * 2
     heights = [bar.get_height() for bar in left.patches if not np.isnan(bar.get_height())]
     assert heights == [20, 30]
+
+
+def test_figure_9_is_of_the_configuration_that_has_an_arm_without_kl():
+    shown = beside_main(load_arms("paper"), NO_KL)
+    assert [arm.label for arm in shown] == [
+        f"qwen3-1.7b, {name}" for name in ("if_rlvr", "calif", "calif_beta_0")
+    ]
+
+
+def test_without_such_an_arm_all_main_ones_are_shown(arms):
+    assert {arm.name for arm in beside_main(arms, NO_KL)} == {"if_rlvr", "calif", "variant"}
 
 
 def test_the_paper_prints_four_points_of_figure_8():

@@ -6,7 +6,14 @@ import pytest
 import yaml
 from tiny_runs import SETTINGS
 
-from califkit.exhibits.campaign import campaign_table, log_of, plan_table
+from califkit.exhibits.campaign import (
+    LiveCampaign,
+    campaign_table,
+    log_of,
+    plan_table,
+    training_steps,
+)
+from califkit.exhibits.plots.study import campaign_curves
 from califkit.runs import jobs
 from califkit.runs.arms import load_arms
 from califkit.runs.folders import LOG, MANIFEST, open_run
@@ -40,7 +47,10 @@ def _with_all_needs(stages):
 def log(arm, steps: int):
     run = open_run("tiny", arm.params.settings.train_stages()[0])
     run.folder.mkdir(parents=True, exist_ok=True)
-    rows = [json.dumps({"step": i + 1, "seconds": 36.0 * (i + 1)}) for i in range(steps)]
+    rows = [
+        json.dumps({"step": i + 1, "seconds": 36.0 * (i + 1), "r_ver": 0.5, "loglik": -2.0})
+        for i in range(steps)
+    ]
     (run.folder / LOG).write_text("\n".join(rows) + "\n")
     return run
 
@@ -68,3 +78,28 @@ def test_the_log_of_an_arm(arms):
     assert text == "training calif-seed0, job 999999999:\nline 97\nline 98\nline 99"
     assert "none of its unfinished runs" in log_of(arms, "if_rlvr")
     assert log_of(arms, "other") == "no arm 'other'; there are: if_rlvr, calif"
+
+
+def test_the_table_and_the_curves_are_shown_in_place(arms, monkeypatch):
+    shown = []
+
+    class Shown:
+        def __init__(self, content):
+            shown.append(content)
+
+        def update(self, content):
+            shown.append(content)
+
+    monkeypatch.setattr("califkit.exhibits.live.display", lambda one, display_id: Shown(one))
+    live = LiveCampaign(arms)
+    live()
+    table, picture = shown
+    assert table.equals(campaign_table(arms)) and picture.data.startswith(b"\x89PNG")
+    live()
+    assert len(shown) == 2, "nothing has changed"
+    log(arms[1], 3)
+    live()
+    assert len(shown) == 4 and shown[2]["step"].tolist() == ["3 of 3", "3 of 3"]
+    steps = training_steps(arms)
+    assert steps["arm"].tolist() == ["if_rlvr"] * 3 + ["calif"] * 3
+    assert len(campaign_curves(steps)[0].lines) == 2

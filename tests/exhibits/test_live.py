@@ -52,7 +52,7 @@ class Handle:
 @pytest.fixture
 def screen(monkeypatch) -> Screen:
     screen = Screen()
-    monkeypatch.setattr("IPython.display.display", screen.display)
+    monkeypatch.setattr("califkit.exhibits.live.display", screen.display)
     return screen
 
 

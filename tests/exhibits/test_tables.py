@@ -148,3 +148,15 @@ def test_the_latex_compiles(tmp_path):
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, errors="replace")
     assert run.returncode == 0, run.stdout[-2000:]
     assert re.search(rf"\({len(texts)} pages", run.stdout)
+
+
+def test_policies_of_several_configurations_have_a_block_each():
+    rows = [
+        {"configuration": configuration, "method": method, "metric": "loglik", "mean": mean}
+        for configuration, means in (("qwen3-1.7b", (-1.5, -5.9)), ("other", (-2.0, -3.0)))
+        for method, mean in zip(("base", "if_rlvr"), means, strict=True)
+    ]
+    summary = pd.DataFrame(rows).assign(std=np.nan, note="")
+    cells = tables.policies_table(summary, "Policies").cells
+    assert [block for block, _ in cells.index] == ["Qwen3-1.7B", "other"]
+    assert cells.to_numpy().tolist() == [["-1.50", "-5.90"], ["-2.00", "-3.00"]]

@@ -57,6 +57,27 @@ def arm_curves(training: pd.DataFrame, window: int = 3) -> np.ndarray:
     return axes
 
 
+def campaign_curves(steps: pd.DataFrame, window: int = 5) -> np.ndarray:
+    """r_ver and l over the steps so far, a line an arm, two Axes a configuration.
+
+    ``steps``: ``configuration``, ``arm``, ``step``, ``r_ver``, ``loglik``. Lines are running means
+    over ``window`` steps.
+    """
+    palette = colours(dict.fromkeys(steps["arm"]))
+    groups = list(steps.groupby("configuration", sort=False))
+    axes = shared.panels(2, (9.5, 2.6 * len(groups) + 0.8), rows=len(groups))
+    for row, (configuration, found) in enumerate(groups):
+        for ax, column in zip(axes[2 * row : 2 * row + 2], ("r_ver", "loglik"), strict=True):
+            for arm, run in found.groupby("arm", sort=False):
+                smooth = run[column].rolling(window, min_periods=1).mean()
+                ax.plot(run["step"], smooth, color=palette[arm])
+            ax.set(xlabel="step", ylabel="", title=f"{configuration} {_CURVES[column]}".strip())
+            ax.xaxis.get_major_locator().set_params(integer=True)
+    handles = [Line2D([], [], color=c, label=arm_label(arm)) for arm, c in palette.items()]
+    shared.legend(axes[0], handles, "center right")
+    return axes
+
+
 def arm_plane(levels: pd.DataFrame, x: str = "share", y: str = "information") -> np.ndarray:
     """Arms in the plane of what the verifier sees and what it does not, with 95 % intervals.
 
