@@ -176,7 +176,7 @@ def test_a_rehearsal_goes_through_to_its_exhibits(project):
         params, stages = study_stages(written.profile)
         runs = compute_all(written.profile, stages, params.settings.execution)
         kinds = {run.stage.kind for run in runs}
-        assert kinds == {"training", "scores", "quality", "rubrics"}
+        assert kinds == {"training", "scores", "identification", "quality", "rubrics"}
         trained = [run for run in runs if run.stage.kind == "training"]
         assert [run.manifest()["rows"] for run in trained] == [2, 2]
         assert all(run.stage.anchors.thinking for run in trained)

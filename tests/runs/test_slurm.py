@@ -94,9 +94,9 @@ def test_a_rehearsal_goes_through(tmp_path, monkeypatch):
         execution = arm.params.settings.execution
         assert (execution.cluster, execution.processes) == ("slurm", 2)
         runs = dispatch.compute_all(written.profile, arm.stages, execution)
-    assert [(run.stage.kind, run.manifest()["rows"]) for run in runs] == [
-        *[("training", 2), ("scores", 6), ("scores", 6)]
-    ]
+    rows = [(run.stage.kind, run.manifest()["rows"]) for run in runs]
+    evaluated = [(kind, 6) for kind in ("scores", "identification") for _ in ("base", "calif")]
+    assert rows == [("training", 2), *evaluated]
     assert runs[0].manifest()["processes"] == 2
 
 
