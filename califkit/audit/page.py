@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import jinja2
+import markupsafe
 from matplotlib.figure import Figure
 
 from califkit.audit import plots, signals
@@ -55,13 +57,18 @@ SIGNAL_MEANINGS = {
 """What each of `califkit.audit.signals.SIGNALS` means, for the page."""
 
 
-def write_audit(report: Audit, folder: Path, source: Source | None = None) -> tuple[Path, Path]:
-    """Write `PAGE` and `DATA` into a folder (made if needed; earlier ones are replaced)."""
+def write_audit(
+    report: Audit, folder: Path, source: Source | None = None, command: str | None = None
+) -> tuple[Path, Path]:
+    """Write `PAGE` and `DATA` into a folder (made if needed; earlier ones are replaced).
+
+    ``command`` is the one that repeats the audit.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     page, data = folder / PAGE, folder / DATA
-    write_json(data, as_json(report, source))
+    write_json(data, as_json(report, source) | {"command": command})
     # A lone surrogate in a text has no UTF-8; it is shown as a question mark.
-    replace_file(page, as_html(report, source), errors="replace")
+    replace_file(page, as_html(report, source, command), errors="replace")
     return page, data
 
 
@@ -86,7 +93,7 @@ def as_json(report: Audit, source: Source | None = None) -> dict[str, Any]:
     }
 
 
-def as_html(report: Audit, source: Source | None = None) -> str:
+def as_html(report: Audit, source: Source | None = None, command: str | None = None) -> str:
     """The page."""
     template = (
         resources.files("califkit.audit").joinpath("resources/audit.html.j2").read_text("utf-8")
@@ -97,6 +104,10 @@ def as_html(report: Audit, source: Source | None = None) -> str:
         verdict=report.verdict,
         tone=_TONES.get(report.verdict.word, "unclear"),
         source=source,
+        command=command,
+        data=DATA,
+        pairs=_in_script([_pair_row(report, i) for i in range(len(report.pairs))]),
+        transition_names=_TRANSITIONS,
         n_pairs=len(report.pairs),
         n_prompts=report.n_prompts,
         semantics=report.semantics,
@@ -226,6 +237,36 @@ def _answer(report: Audit, side: Side, i: int, text: str, new: Mapping[str, Any]
             }
             for signal in side.signals[i].values()
         ],
+    }
+
+
+def _in_script(value: Any) -> markupsafe.Markup:
+    """JSON for a ``script`` element, which no text in it can close."""
+    return markupsafe.Markup(json.dumps(value).replace("<", "\\u003c"))
+
+
+def _pair_row(report: Audit, i: int) -> dict[str, Any]:
+    """What the list of all pairs shows of one; texts up to `SHOWN_CHARACTERS`."""
+    pair, sides = report.pairs[i], (report.base, report.trained)
+    passes = ["pass" if side.passes[i] else "fail" for side in sides]
+    kinds = [f"{passes[0]}_to_{passes[1]}"]
+    kinds += ["lost"] if report.lost[i] else []
+    kinds += ["new"] if report.new_signals[i] else []
+
+    def both(values: Sequence[str]) -> str:
+        return " → ".join(values)
+
+    return {
+        "key": str(pair.key) if pair.key is not None else f"pair {i + 1}",
+        "kinds": kinds,
+        "followed": both([f"{sum(s.verdicts[i].loose)}/{len(s.verdicts[i].loose)}" for s in sides]),
+        "words": both([f"{s.words[i]:.0f}" for s in sides]),
+        "l": both([_or_dash(float(s.loglik[i]), number) for s in sides]),
+        "signals": [_S.SIGNALS[name] for name in report.new_signals[i]],
+        **{
+            name: text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]} …"
+            for name, text in (("request", pair.x), ("base", pair.base), ("trained", pair.trained))
+        },
     }
 
 

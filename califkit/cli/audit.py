@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -81,7 +83,7 @@ def audit(
         tokens_per_pass=tokens_per_pass,
         progress=os.isatty(2),
     )
-    written = write_audit(report, out, source)
+    written = write_audit(report, out, source, shlex.join(["califkit", *sys.argv[1:]]))
     typer.echo(in_words(thinking))
     for side, cuts in source.cuts.items():
         echo(cuts.in_words(f"{side} responses", thinking))

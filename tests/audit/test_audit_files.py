@@ -2,6 +2,9 @@
 
 import base64
 import json
+import re
+import shutil
+import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -12,7 +15,7 @@ from judge_server import score, serve
 
 from califkit.audit.compare import Pair, audit
 from califkit.audit.files import pair_up
-from califkit.audit.page import as_html
+from califkit.audit.page import DATA, PAGE, SHOWN_CHARACTERS, as_html
 from califkit.audit.verdict import HACKING, TOO_FEW
 from califkit.data.load import DataError
 from califkit.evaluation.response_files import open_responses
@@ -369,7 +372,8 @@ def test_responses_are_shown_as_text_and_never_run():
     evil = "<script>alert(1)</script><img src=x onerror=alert(2)> </pre> {{ 7 * 7 }}"
     pair = Pair(evil, (NO_COMMA,), GOOD, evil * 3, request=f"Say {evil}", key=evil)
     page = Page(as_html(audit([pair, Pair("q", (NO_COMMA,), GOOD, evil[:8])])))
-    assert not page.all("script")
+    # Its own two; no text closes the one that holds the pairs.
+    assert page.all("script") == [{"type": "application/json", "id": "data"}, {}]
     assert not any("onerror" in attributes for _, attributes in page.tags)
     assert len(page.all("img")) == 2, "the two pictures"
     assert "<script>alert(1)</script>" in page.text
@@ -379,7 +383,10 @@ def test_responses_are_shown_as_text_and_never_run():
 def test_the_page_loads_nothing_and_fits_narrow_screens():
     html = as_html(audit([Pair("q", (NO_COMMA,), GOOD, "Tea")]))
     page = Page(html)
-    links = [a.get("src") or a.get("href") for _, a in page.tags if "src" in a or "href" in a]
+    goes_to = [a["href"] for _, a in page.tags if "href" in a]
+    anchors = {f"#{a['id']}" for _, a in page.tags if "id" in a}
+    assert set(goes_to) - {"audit.json"} <= anchors and "#all-pairs" in goes_to
+    links = [a["src"] for _, a in page.tags if "src" in a]
     assert links and all(link.startswith("data:image/png;base64,") for link in links)
     for link in links:
         assert base64.b64decode(link.partition(",")[2]).startswith(b"\x89PNG")
@@ -389,6 +396,49 @@ def test_the_page_loads_nothing_and_fits_narrow_screens():
     )
     assert len([a for a in page.all("div") if a.get("class") == "scroll"]) == len(page.all("table"))
     assert all(image["alt"] for image in page.all("img"))
+
+
+def pairs_in(html: str) -> list[dict]:
+    """What the page's list of all pairs is made of."""
+    (text,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', html)
+    return json.loads(text)
+
+
+def test_all_pairs_are_listed_with_what_they_can_be_filtered_by():
+    plain = GOOD.replace(",", "")
+    pairs = [
+        Pair("one", (NO_COMMA,), plain, "Tea", request="one", key="a"),
+        Pair("two", (NO_COMMA,), "Tea, milk", "word " * 300, request="two", key=None),
+    ]
+    first, second = pairs_in(as_html(audit(pairs)))
+    assert (first["key"], second["key"]) == ("a", "pair 2")
+    assert first["words"] == f"{len(plain.split())} → 1"
+    assert (first["followed"], second["followed"]) == ("1/1 → 1/1", "0/1 → 1/1")
+    assert "pass_to_pass" in first["kinds"] and "fail_to_pass" in second["kinds"]
+    assert "new" in first["kinds"] and first["signals"]
+    assert first["base"] == plain and second["trained"].endswith(" …")
+    assert len(second["trained"]) == SHOWN_CHARACTERS + 2
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
+def test_a_browser_lists_the_pairs_and_runs_nothing_of_theirs(tmp_path):
+    evil = "</script><script>document.title='hacked'</script><img src=x onerror=alert(2)>"
+    page = tmp_path / "audit.html"
+    page.write_text(as_html(audit([Pair(evil, (NO_COMMA,), GOOD, evil, key=evil)])))
+    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
+    shown = subprocess.run([*command, page.as_uri()], capture_output=True, text=True).stdout
+    assert "<title>califkit audit" in shown
+    assert "1 of 1 shown, 1 in all" in shown
+    assert "&lt;/script&gt;&lt;script&gt;document.title" in shown
+    assert '<img src="x"' not in shown
+
+
+def test_the_page_says_how_to_repeat_it(califkit, two_files, tmp_path):
+    out = tmp_path / "out"
+    assert califkit("audit", *two_files, "--out", out)[0] == 0
+    command = json.loads((out / DATA).read_text())["command"]
+    assert command.startswith("califkit audit ") and str(two_files[0]) in command
+    assert command in Page((out / PAGE).read_text()).text
 
 
 def test_a_long_text_is_folded_but_there():
