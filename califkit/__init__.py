@@ -43,7 +43,14 @@ _HOME = {
 }
 
 
-class CalifkitError(Exception):
+class SelfExplaining:
+    """An error whose message says all: a notebook shows it without the way through our code."""
+
+    def _render_traceback_(self) -> list[str]:  # the name that IPython looks for
+        return [f"{type(self).__name__}: {self}"]
+
+
+class CalifkitError(SelfExplaining, Exception):
     """What was asked for cannot be done as asked: a file, a setting, a model, a judge.
 
     The message names what has to change. The command line prints it and ends with exit code 2.

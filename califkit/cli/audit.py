@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from pathlib import Path
@@ -81,7 +80,7 @@ def audit(
         seed=seed,
         processes=processes or cores(),
         tokens_per_pass=tokens_per_pass,
-        progress=os.isatty(2),
+        progress=True,
     )
     written = write_audit(report, out, source, shlex.join(["califkit", *sys.argv[1:]]))
     typer.echo(in_words(thinking))

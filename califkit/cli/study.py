@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +21,7 @@ from califkit.cli.profiles import (
     settings_of,
 )
 from califkit.cli.tables import show_json, show_table
-from califkit.runs.params import load_params
+from califkit.runs.params import Params, load_params
 from califkit.runs.text import one_line
 
 
@@ -151,30 +152,43 @@ def reproduce(
     dry_run: DryRun = False,
 ) -> None:
     """Run the notebooks in order through papermill, and build the site of what they show."""
+    from califkit.exhibits.exhibit import conclusions
     from califkit.exhibits.notebooks import NotebookFailed, execute, select
+    from califkit.exhibits.recorded import compare_with_recorded
     from califkit.exhibits.site import build_site
     from califkit.runs.dispatch import check_stages
 
     params = params_of(profile, [])
     settings = params.settings
+    stages: list[Any] = [*settings.train_stages(), *settings.score_stages()]
+    stages += settings.identification_stages()
+    stages += [] if only else settings.judge_stages()
     try:
         chosen = select(only or None)
         if dry_run:
             typer.echo(f"notebooks: {', '.join(chosen)}")
-            stages = [*settings.score_stages(), *settings.identification_stages()]
-            compute(params, [*stages, *settings.judge_stages()], dry_run=True)
+            compute(params, stages, dry_run=True)
             return
         if settings.execution.cluster == "local" or params.submit:
-            stages = [*settings.train_stages(), *settings.score_stages()]
-            if not only:
-                stages += settings.judge_stages()
             check_stages(params.profile, stages, settings.execution)
+        _show_what_is_missing(params, stages, len(chosen))
         report = execute(profile, names=only or None)
     except NotebookFailed as error:
         typer.echo(f"site: {build_site(params.profile).as_uri()}")
         raise Failed(str(error)) from error
+    show_table(conclusions(report.folder.parent, chosen), "what the exhibits come to")
+    typer.echo(f"\n{compare_with_recorded(params.profile, chosen).in_words(params.profile)}")
     typer.echo(f"figures: {report.folder.parent}")
     typer.echo(f"site:    {build_site(params.profile).as_uri()}")
+
+
+def _show_what_is_missing(params: Params, stages: list[Any], n_notebooks: int) -> None:
+    """The plan: how many runs of each kind will be computed."""
+    from califkit.runs.dispatch import missing_runs
+
+    kinds = Counter(run.stage.kind for run in missing_runs(params.profile, stages))
+    runs = ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "none"
+    typer.echo(f"{n_notebooks} notebooks; runs to compute: {runs}")
 
 
 def export(

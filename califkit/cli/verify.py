@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -59,7 +58,7 @@ def verify(
         ("published", "repaired") if compare_semantics else (semantics,),
         processes or cores(),
         thinking,
-        progress=os.isatty(2),
+        progress=True,
     )
     echo(head(opened, "counted as not followed", thinking))
     for name, report in reports.items():

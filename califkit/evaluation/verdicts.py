@@ -27,13 +27,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from califkit import CalifkitError
 from califkit.evaluation.response_files import Responses, Row
 from califkit.metrics import bootstrap_interval
 from califkit.models.reasoning import answer_text
 from califkit.runs.jsonl import replacing
+from califkit.runs.units import progress as with_progress
 from califkit.verifiers import Constraint, check, registry
 
 PUBLISHED, REPAIRED = "published", "repaired"
@@ -81,7 +81,7 @@ def verify_many(
 
     ``items`` are read as far as needed to keep the processes busy. With more than one process a
     script needs the usual ``if __name__ == "__main__":`` guard, because workers are spawned (which
-    is safe beside threads and CUDA); `CalifkitError` if one was killed. ``progress`` shows a bar on
+    is safe beside threads and CUDA); `CalifkitError` if one was killed. ``progress`` is shown on
     standard error, with ``total`` as the number of items.
     """
     for (verdicts,) in _verify_each(items, (semantics,), processes, progress, total):
@@ -104,7 +104,8 @@ def _verify_each(
     chunks = _in_order(partial(_verify_chunk, semantics), _chunked(items), processes)
     verdicts = (verdicts for chunk in chunks for verdicts in chunk)
     try:
-        yield from tqdm(verdicts, total=total, unit=" responses", disable=not progress)
+        shown = with_progress(verdicts, "verify", total, to=sys.stderr) if progress else verdicts
+        yield from shown
     except BrokenProcessPool as error:
         raise CalifkitError(f"a process that verifies was killed (memory?): {error}") from error
 

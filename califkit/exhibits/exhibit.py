@@ -8,9 +8,11 @@ exhibit.save("fig5_main_results", table, axes)
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -161,6 +163,16 @@ class Exhibit:
         return folder
 
 
+def conclusions(folder: Path, names: Iterable[str]) -> list[dict[str, str]]:
+    """What the exhibits of these notebooks have concluded, a row each: `Exhibit.conclude`."""
+    paths = {name: folder / f"{name}.json" for name in names}
+    return [
+        {"exhibit": name} | json.loads(path.read_text(encoding="utf-8"))
+        for name, path in paths.items()
+        if path.is_file()
+    ]
+
+
 def _tell(paths: Sequence[Path]) -> None:
     for path in paths:
         print(path.relative_to(project_root()))
@@ -172,6 +184,7 @@ def open_exhibit(profile: str, settings: dict[str, Any], submit: bool) -> Exhibi
     ``papermill -p submit false`` passes the text, which would count as true: the texts true and
     false mean what they say.
     """
+    _check_injected()
     submit = {"true": True, "false": False}.get(str(submit).lower(), submit)
     for name, value, wanted in (
         ("profile", profile, str),
@@ -196,6 +209,35 @@ def open_exhibit(profile: str, settings: dict[str, Any], submit: bool) -> Exhibi
         print(f"overrides: {in_short(changed)}")
     file = read_params_file(params_path(profile)).get("settings", {})
     return Exhibit(params, submit, _changed(settings, file), changed)
+
+
+def _check_injected() -> None:
+    """Refuse what papermill injected for no parameter: it warns of a slip, and runs without it.
+
+    Its cell comes behind that of the parameters, which is the only one with assignments before.
+    """
+    from IPython import get_ipython
+
+    shell = get_ipython()
+    cells = [] if shell is None else shell.user_ns.get("In", [])
+    injected = [i for i, cell in enumerate(cells) if cell.startswith(_INJECTED)]
+    if not injected:
+        return
+    known = {name for cell in cells[: injected[0]] for name in _assigned(cell)}
+    if unknown := [name for i in injected for name in _assigned(cells[i]) if name not in known]:
+        raise ParamsError(
+            f"notebook parameter {', '.join(unknown)}: there is none of this name; there are: "
+            f"{', '.join(sorted(known))}"
+        )
+
+
+_INJECTED = "# Parameters\n"  # how papermill begins its cell
+
+
+def _assigned(cell: str) -> list[str]:
+    """The names that a cell of plain assignments sets."""
+    assignments = [line for line in ast.parse(cell).body if isinstance(line, ast.Assign)]
+    return [target.id for line in assignments for target in line.targets]
 
 
 def _changed(given: dict[str, Any], file: dict[str, Any]) -> dict[str, Any]:

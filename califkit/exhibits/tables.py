@@ -284,7 +284,7 @@ def policies_table(summary: pd.DataFrame, title: str) -> PrintedTable:
     labels = METRICS | IDENTIFICATION | {"response_quality": "response quality (1 to 10)"}
     texts = [number(*pair) for pair in summary[["mean", "std"]].to_numpy()]
     named = summary.assign(cell=texts, method=summary["method"].map(arm_label))
-    if "configuration" not in named:
+    if "configuration" not in named or named["configuration"].nunique() == 1:
         named["configuration"] = "mean over runs"
     wide = named.pivot(index=["configuration", "metric"], columns="method", values="cell")
     order = [

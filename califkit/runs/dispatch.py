@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from pkgutil import resolve_name
 
+from califkit import SelfExplaining
 from califkit.runs import jobs
 from califkit.runs.compute import compute
 from califkit.runs.folders import Run, open_run, own_run
@@ -27,7 +28,7 @@ TICK = 3
 """Seconds between two calls of ``on_tick``."""
 
 
-class NotSubmittedError(RuntimeError):
+class NotSubmittedError(SelfExplaining, RuntimeError):
     """Stages are missing and nobody allowed to submit them; the message lists the jobs."""
 
 
@@ -194,7 +195,7 @@ def compute_all(
     started: list[Job] = []
     lost: dict[Path, str] = {}  # folders of what failed, was not taken or waits for such, and why
     shown: jobs.Shown = {}
-    ticked = time.monotonic()
+    ticked, told = time.monotonic(), 0
     try:
         while True:
             states = [job.state for job in watched]
@@ -208,6 +209,10 @@ def compute_all(
                         raise JobError(why)
                     print(f"{why}\n", flush=True)
                     lost[job.run.folder] = why
+            finished = states.count("complete")
+            if finished > told and len(watched) + len(waiting) > 1:
+                print(f"{finished} of {len(watched) + len(waiting)} runs are complete", flush=True)
+            told = finished
             running = [job for job, s in zip(watched, states, strict=True) if s == "running"]
             for run in list(waiting):
                 needed = _needed_runs(profile, run.stage)

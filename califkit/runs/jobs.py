@@ -23,6 +23,7 @@ import submitit
 from submitit.core.utils import JobPaths, pickle_load
 from submitit.helpers import Checkpointable
 
+from califkit import SelfExplaining
 from califkit.runs import slurm
 from califkit.runs.compute import compute
 from califkit.runs.folders import Run
@@ -41,7 +42,7 @@ _RAISED = re.compile(r"\b[A-Za-z_][\w.]*(Error|Exception): ")
 _PLUMBING = re.compile(r"submitit (INFO|WARNING)|^srun: |^slurmstepd: ")
 
 
-class JobError(RuntimeError):
+class JobError(SelfExplaining, RuntimeError):
     """A job ended without completing its stage; the message holds the end of its output."""
 
 

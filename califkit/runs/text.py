@@ -15,3 +15,15 @@ def short(value: object, limit: int = 100) -> str:
 
 def _cut(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def short_time(seconds: float) -> str:
+    """A time in one or two units: ``40 s``, ``3 min``, ``2 h 5 min``.
+
+    >>> short_time(40.4), short_time(179), short_time(7500)
+    ('40 s', '3 min', '2 h 5 min')
+    """
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"

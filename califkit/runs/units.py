@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TextIO, TypeVar
 
 import numpy as np
 from tqdm import tqdm
 
 from califkit.runs.jsonl import RowLog
+from califkit.runs.text import short_time
+
+T = TypeVar("T")
 
 
 def unit_seed(*parts: int) -> int:
@@ -37,17 +40,34 @@ def run_units(
         log.append(compute(number, units[number]))
 
 
-def progress(items: Sequence[int], label: str, total: int, done: int = 0) -> Iterator[int]:
-    """Progress on a terminal as a bar, elsewhere as a line every half minute."""
+def progress(
+    items: Iterable[T], label: str, total: int | None, done: int = 0, to: TextIO | None = None
+) -> Iterator[T]:
+    """The items, with progress on a terminal as a bar, elsewhere as a line every ten seconds: how
+    many are done, of how many, and the time that is left at this pace.
+
+    The last line comes in any case, on standard output. ``to`` standard error, for commands whose
+    output is read by programs, it comes only where there were others.
+    """
     if sys.stderr.isatty():
         yield from tqdm(items, desc=label, total=total, initial=done)
         return
-    last = time.monotonic()
+    begin = last = time.monotonic()
     for count, item in enumerate(items, start=done + 1):
         yield item
-        if time.monotonic() - last > 30 or count == total:
-            print(f"{label}: {count} of {total}", flush=True)
-            last = time.monotonic()
+        now = time.monotonic()
+        if count == total and (to is None or last > begin):
+            print(f"{label}: {count} of {total}", file=to, flush=True)
+        elif now - last > _EVERY:
+            last = now
+            of = ""
+            if total is not None:
+                left = (now - begin) / (count - done) * (total - count)
+                of = f" of {total}, {short_time(left)} left"
+            print(f"{label}: {count}{of}", file=to, flush=True)
+
+
+_EVERY = 10  # seconds
 
 
 def resume_units(log: RowLog, unit_sizes: list[int]) -> int:

@@ -15,6 +15,7 @@ from transformers import TrainerCallback
 from califkit.rewards.statistics import alarms
 from califkit.runs.folders import LOG, ROLLOUTS
 from califkit.runs.jsonl import RowLog, whole_lines
+from califkit.runs.text import short_time
 
 N_SAMPLES = 3
 SAMPLE_LENGTH = 400
@@ -53,6 +54,13 @@ class TrainingLog(TrainerCallback):
         """Take the rollouts of the step that is being computed (``step`` counts finished ones)."""
         self._pending += [{"step": step + 1, **row} for row in rows]
 
+    def _left(self, step: int) -> str:
+        """The time that is left, by the median of the last steps; nothing behind the last step."""
+        if step >= self.total:
+            return ""
+        each = np.median([row["seconds"] for row in self._history[-20:]])
+        return f", {short_time(each * (self.total - step))} left"
+
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._clock = time.monotonic()
 
@@ -73,7 +81,7 @@ class TrainingLog(TrainerCallback):
         print(
             f"{self.label}: step {state.global_step} of {self.total}: "
             f"r_ver {row['r_ver']:.2f}, l {_number(row['loglik'])}, {row['tokens']:.0f} tokens, "
-            f"{row['seconds']:.0f} s",
+            f"{row['seconds']:.0f} s{self._left(state.global_step)}",
             flush=True,
         )
         for alarm in row["alarms"]:

@@ -7,8 +7,11 @@ import pandas as pd
 import papermill
 import pytest
 import yaml
+from IPython.core.interactiveshell import InteractiveShell
 
 from califkit import exhibits
+from califkit.runs.dispatch import NotSubmittedError
+from califkit.runs.jobs import JobError
 from califkit.runs.settings import ParamsError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,6 +48,38 @@ def test_a_parameter_of_another_type_is_refused_before_anything_else(
 )
 def test_submit_as_papermill_passes_it_on_a_command_line(given, meant):
     assert exhibits.open("ci", {}, given).submit is meant
+
+
+def notebook(monkeypatch, *cells: str) -> None:
+    """As inside a notebook that has run these cells."""
+    shell = InteractiveShell()
+    shell.user_ns["In"] = ["", *cells]
+    monkeypatch.setattr("IPython.get_ipython", lambda: shell)
+
+
+DEFAULTS = "profile = 'cpu'  # ci | cpu\nsettings = {}\nsubmit = False\n"
+
+
+def test_a_mistyped_papermill_parameter_is_refused_by_the_notebook_itself(monkeypatch):
+    notebook(monkeypatch, DEFAULTS, "# Parameters\nprofile = 'ci'\nsetings = 5\n", "import x")
+    with pytest.raises(ParamsError, match="parameter setings: there is none .* submit"):
+        exhibits.open("ci", {}, False)
+    notebook(monkeypatch, DEFAULTS, "# Parameters\nprofile = 'ci'\nsubmit = True\n")
+    assert exhibits.open("ci", {}, True).submit
+    notebook(monkeypatch, DEFAULTS, "profile = 'ci'; other = 5")  # by hand: cells run in any order
+    exhibits.open("ci", {}, False)
+
+
+@pytest.mark.parametrize("kind", [ParamsError, NotSubmittedError, JobError])
+def test_a_notebook_shows_our_errors_without_the_way_through_our_code(kind, capsys):
+    shell = InteractiveShell()
+    shell.user_ns["kind"] = kind
+    result = shell.run_cell(
+        "def inner():\n    raise kind('settings.x: what has to change')\ninner()"
+    )
+    assert isinstance(result.error_in_exec, kind), "the cell has failed"
+    shown = capsys.readouterr()
+    assert shown.out + shown.err == f"{kind.__name__}: settings.x: what has to change\n"
 
 
 def test_overrides_reach_the_settings_and_one_line_says_what_is_open(capsys):

@@ -3,6 +3,7 @@
 import copy
 import json
 import random
+import sys
 
 import numpy as np
 import pytest
@@ -366,3 +367,18 @@ def test_a_unit_that_fails_leaves_the_finished_ones(tmp_path):
 def test_progress_is_a_line_at_the_end_when_it_is_quick(capsys):
     assert list(progress(range(2, 5), "work", 5, 2)) == [2, 3, 4]
     assert capsys.readouterr().out == "work: 5 of 5\n"
+
+
+def test_progress_says_how_many_are_done_and_what_time_is_left(capsys, monkeypatch):
+    clock = iter(range(0, 1000, 6))  # six seconds an item
+    monkeypatch.setattr("califkit.runs.units.time.monotonic", lambda: next(clock))
+    assert list(progress(iter("abcd"), "work", 4, to=sys.stderr)) == list("abcd")
+    shown = capsys.readouterr()
+    assert shown.err.splitlines() == ["work: 2 of 4, 12 s left", "work: 4 of 4"]
+    assert shown.out == ""
+
+
+def test_progress_of_a_command_that_is_quick_is_silent(capsys):
+    assert list(progress(range(3), "work", 3, to=sys.stderr)) == [0, 1, 2]
+    assert list(progress(range(3), "work", None, to=sys.stderr)) == [0, 1, 2]
+    assert capsys.readouterr() == ("", "")
