@@ -41,7 +41,7 @@ from califkit.runs.locks import locked
 from califkit.runs.paths import check_writable
 from califkit.runs.settings import Execution
 from califkit.runs.stages import AnchorStage
-from califkit.runs.text import one_line, short
+from califkit.runs.text import one_line, say, short
 from califkit.verifiers import verify_all
 
 SIDE_OF = {"ref0": "natural", "ref1": "constrained"}
@@ -184,7 +184,7 @@ def _join(
             "the cache does not fit these prompts and this model; " + "; ".join(problems)
         )
     name, found, count = best
-    print(f"anchors: {count} of {len(loaded.instances)} prompts, joined by {name}", flush=True)
+    say(f"anchors: {count} of {len(loaded.instances)} prompts, joined by {name}")
     return found
 
 

@@ -52,6 +52,7 @@ from califkit.runs.locks import locked
 from califkit.runs.paths import check_writable, explaining_full_disk
 from califkit.runs.settings import AnchorSettings, Execution
 from califkit.runs.stages import AnchorStage
+from califkit.runs.text import say
 from califkit.runs.units import batches, progress, unit_seed
 from califkit.verifiers import verify_all
 
@@ -109,10 +110,9 @@ def compute_anchors(
         _run_shard(RowLog(run.folder / name), units, stage, execution, shard)
         done = done_units(run.folder, sizes)
         if len(done) < len(units):
-            print(
+            say(
                 f"anchors: shard {shard[0]} of {shard[1]} is done, {len(done)} of {len(units)} "
-                "batches are there; the last shard to end completes the run",
-                flush=True,
+                "batches are there; the last shard to end completes the run"
             )
             return run
         with run.computing() as needed:
@@ -149,7 +149,7 @@ def _run_shard(
     label = "anchors" if count == 1 else f"anchors {index} of {count}"
     ready = len(own) - len(todo)
     if ready:
-        print(f"{label}: {ready} of {len(own)} batches are there, continuing", flush=True)
+        say(f"{label}: {ready} of {len(own)} batches are there, continuing")
     if not todo:
         return
     # Of all shards: they share the disk.

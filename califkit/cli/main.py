@@ -16,7 +16,7 @@ import typer
 from califkit import CalifkitError, __version__
 from califkit.cli import audit, runs, score, study, verify
 from califkit.cli.profiles import Failed, Unusable
-from califkit.runs.text import one_line
+from califkit.runs.text import QUIET, one_line
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -35,8 +35,13 @@ def califkit(
     version: Annotated[
         bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show it.")
     ] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Results and errors only: no progress.")
+    ] = False,
 ) -> None:
     """Calibrated likelihood for instruction following: rewards, verifiers, experiments."""
+    if quiet:
+        os.environ[QUIET] = "1"
 
 
 def compose(

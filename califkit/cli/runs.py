@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -19,6 +20,8 @@ from califkit.cli.profiles import (
 )
 from califkit.cli.tables import show_table
 from califkit.cli.verify import check_output
+
+Method = Annotated[str | None, typer.Option(help="Only this method; base is the start.")]
 
 anchors_app = typer.Typer(invoke_without_command=True)
 
@@ -162,9 +165,19 @@ def anchors_export(
     typer.echo(f"{out}: {count} answers")
 
 
+def _of_method(stages: Sequence[Any], method: str | None) -> list[Any]:
+    """The stages that are about the policies of a method; all of them without one."""
+    named = [(stage, getattr(stage, "responses", stage).method) for stage in stages]
+    chosen = [stage for stage, name in named if method in (None, name)]
+    if stages and not chosen:
+        known = ", ".join(dict.fromkeys(name for _, name in named))
+        raise Unusable(f"--method {method}: the profile has {known}")
+    return chosen
+
+
 def train(
     profile: Profile = "cpu",
-    method: Annotated[str | None, typer.Option(help="Only this method.")] = None,
+    method: Method = None,
     seed: Annotated[int | None, typer.Option(help="Only this training seed.")] = None,
     override: Override = [],  # noqa: B006
     dry_run: DryRun = False,
@@ -187,16 +200,18 @@ def train(
 
 def generate(
     profile: Profile = "cpu",
+    method: Method = None,
     override: Override = [],  # noqa: B006
     dry_run: DryRun = False,
 ) -> None:
     """Draw the responses of every policy of the profile (training what is missing)."""
     params = params_of(profile, override)
-    compute(params, params.settings.generate_stages(), dry_run=dry_run)
+    compute(params, _of_method(params.settings.generate_stages(), method), dry_run=dry_run)
 
 
 def evaluate(
     profile: Profile = "cpu",
+    method: Method = None,
     override: Override = [],  # noqa: B006
     dry_run: DryRun = False,
 ) -> None:
@@ -204,7 +219,8 @@ def evaluate(
     from califkit.exhibits.summary import metrics_by_run, summary_table
 
     params = params_of(profile, override)
-    scores, identified = params.settings.score_stages(), params.settings.identification_stages()
+    scores = _of_method(params.settings.score_stages(), method)
+    identified = _of_method(params.settings.identification_stages(), method)
     runs = compute(params, [*scores, *identified], show=False, dry_run=dry_run)
     if dry_run:
         return

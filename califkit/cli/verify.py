@@ -30,7 +30,7 @@ def verify(
     compare_semantics: Annotated[
         bool, typer.Option("--compare-semantics", help="Both, and what each repair changes.")
     ] = False,
-    output: Annotated[Path | None, typer.Option(help="JSONL file for the verdict lists.")] = None,
+    out: Annotated[Path | None, typer.Option(help="JSONL file for the verdict lists.")] = None,
     strip_reasoning: Annotated[
         bool, typer.Option("--strip-reasoning", hidden=True, help="What is always done.")
     ] = False,
@@ -49,12 +49,12 @@ def verify(
     from califkit.evaluation.response_files import open_responses
     from califkit.evaluation.verdicts import verify_responses
 
-    check_output(output)
+    check_output(out)
     on_error = "quarantine" if skip_unusable else "raise"
     opened = open_responses(responses, constraints, on_error, filter=filter)
     reports = verify_responses(
         opened,
-        output,
+        out,
         ("published", "repaired") if compare_semantics else (semantics,),
         processes or cores(),
         thinking,
@@ -71,8 +71,8 @@ def verify(
                 typer.echo(f"check failed {n} times, counted as not followed: {error}")
         if compare_semantics:
             _show_changes(report.changes)
-    if output is not None:
-        typer.echo(f"verdicts: {output}")
+    if out is not None:
+        typer.echo(f"verdicts: {out}")
 
 
 def check_output(output: Path | None, may_exist: bool = False) -> None:

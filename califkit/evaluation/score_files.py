@@ -39,7 +39,7 @@ from califkit.models.resolve import (
 from califkit.rewards.rules import RewardRule
 from califkit.rewards.score import score_answers
 from califkit.runs.jsonl import RowLog, whole_lines, write_json
-from califkit.runs.text import short
+from califkit.runs.text import say, short
 from califkit.runs.units import progress, resume_units
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def score_file(
     sizes = [min(UNIT, n - start) for start in range(0, n, UNIT)]
     done = resume_units(log, sizes)
     if done:
-        print(f"score: {sum(sizes[:done])} of {n} rows are there, continuing", flush=True)
+        say(f"score: {sum(sizes[:done])} of {n} rows are there, continuing")
     stream = islice(answered(rows), sum(sizes[:done]), None)
     for number in progress(range(done, len(sizes)), "score", len(sizes), done):
         log.append(score_rows(list(islice(stream, sizes[number])), scorer, settings, others))

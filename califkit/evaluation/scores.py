@@ -26,6 +26,7 @@ from califkit.runs.folders import Run, open_run
 from califkit.runs.jsonl import RowLog
 from califkit.runs.settings import Execution
 from califkit.runs.stages import IdentificationStage, ScoreStage
+from califkit.runs.text import say
 from califkit.runs.units import batches, run_units
 from califkit.verifiers import Constraint, verify_all
 
@@ -47,7 +48,7 @@ def score_responses(profile: str, stage: ScoreStage, execution: Execution) -> Ru
 
     def begin(answers: Answers, scorer: ReferenceScorer) -> tuple[list[dict[str, Any]], Compute]:
         semantics, thinking = stage.semantics, stage.responses.thinking
-        print(f"scores {stage.name}: {in_words(thinking)}", flush=True)
+        say(f"scores {stage.name}: {in_words(thinking)}")
 
         def compute(number: int, unit: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             prompts = [answers.instances[row["key"]] for row in unit]

@@ -21,6 +21,7 @@ from califkit.judges.client import Endpoint, JudgeError
 from califkit.judges.prompts import Question, quality_question
 from califkit.judges.verdicts import Usage, Verdict, read_answer, unscored
 from califkit.runs.judge_settings import JudgeSettings
+from califkit.runs.text import say
 from califkit.runs.units import progress
 
 _KEPT = ("model", "fingerprint", "prompt_version", "text", "usage")
@@ -119,7 +120,7 @@ class Judge:
         result = [verdicts[key] for key in plan.keys]
         if self.show_progress and (counts := unscored(result)):
             listed = ", ".join(f"{n} {status}" for status, n in counts.most_common())
-            print(f"{self._label}: unscored of {len(result)}: {listed}", flush=True)
+            say(f"{self._label}: unscored of {len(result)}: {listed}")
         return result
 
     def estimate(self, questions: Sequence[Question]) -> Estimate:
@@ -172,7 +173,7 @@ class Judge:
     ) -> dict[str, Verdict]:
         verdicts = {}
         if self.show_progress:
-            print(f"{self._label}: {estimate}", flush=True)
+            say(f"{self._label}: {estimate}")
             ticks = progress(range(len(missing)), self._label, len(missing))
         else:
             ticks = iter(())

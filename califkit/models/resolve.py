@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from califkit import CalifkitError
 from califkit.runs.locks import locked
-from califkit.runs.text import one_line
+from califkit.runs.text import one_line, say
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -245,7 +245,7 @@ def _smollm2_gguf() -> Path:
 
 
 def _build_smollm2(folder: Path) -> None:
-    print("converting SmolLM2's weights once, about half a minute", file=sys.stderr, flush=True)
+    say("converting SmolLM2's weights once, about half a minute", sys.stderr)
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -23,6 +23,7 @@ from califkit.runs.machine import gpus_of_machine, workers
 from califkit.runs.params import Params
 from califkit.runs.settings import Execution, ParamsError
 from califkit.runs.stages import Stage
+from califkit.runs.text import say
 
 TICK = 3
 """Seconds between two calls of ``on_tick``."""
@@ -200,7 +201,7 @@ def compute_all(
         while True:
             states = [job.state for job in watched]
             for line in jobs.news(watched, states, shown, interval):
-                print(line, flush=True)
+                say(line)
             for job, state in zip(watched, states, strict=True):
                 if state != "failed" or job.run.folder in lost:
                     continue
@@ -211,7 +212,7 @@ def compute_all(
                     lost[job.run.folder] = why
             finished = states.count("complete")
             if finished > told and len(watched) + len(waiting) > 1:
-                print(f"{finished} of {len(watched) + len(waiting)} runs are complete", flush=True)
+                say(f"{finished} of {len(watched) + len(waiting)} runs are complete")
             told = finished
             running = [job for job, s in zip(watched, states, strict=True) if s == "running"]
             for run in list(waiting):
@@ -266,10 +267,9 @@ def compute_all(
         if local:
             jobs.cancel(started)
         elif alive := [job for job in watched if job.state == "running"]:
-            print(
+            say(
                 f"jobs that go on: {', '.join(job.job_id for job in alive)}; "
-                f"califkit jobs --profile {profile} shows them and can cancel them",
-                flush=True,
+                f"califkit jobs --profile {profile} shows them and can cancel them"
             )
         raise
 

@@ -2,6 +2,18 @@
 
 from __future__ import annotations
 
+import os
+from typing import TextIO
+
+QUIET = "CALIFKIT_QUIET"
+"""Name of the environment variable that silences `say`, also in jobs and worker processes."""
+
+
+def say(line: str, to: TextIO | None = None) -> None:
+    """Print a line of progress, at once, unless `QUIET` is set."""
+    if not os.environ.get(QUIET):
+        print(line, file=to, flush=True)
+
 
 def one_line(value: object, limit: int = 300) -> str:
     """What ``str`` makes of a value, without line breaks."""

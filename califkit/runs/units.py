@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,7 +12,7 @@ import numpy as np
 from tqdm import tqdm
 
 from califkit.runs.jsonl import RowLog
-from califkit.runs.text import short_time
+from califkit.runs.text import QUIET, say, short_time
 
 T = TypeVar("T")
 
@@ -35,7 +36,7 @@ def run_units(
     an item of the unit."""
     done = resume_units(log, [len(unit) for unit in units])
     if done:
-        print(f"{label}: {done} of {len(units)} batches are there, continuing", flush=True)
+        say(f"{label}: {done} of {len(units)} batches are there, continuing")
     for number in progress(range(done, len(units)), label, len(units), done):
         log.append(compute(number, units[number]))
 
@@ -50,21 +51,22 @@ def progress(
     output is read by programs, it comes only where there were others.
     """
     if sys.stderr.isatty():
-        yield from tqdm(items, desc=label, total=total, initial=done)
+        quiet = bool(os.environ.get(QUIET))
+        yield from tqdm(items, desc=label, total=total, initial=done, disable=quiet)
         return
     begin = last = time.monotonic()
     for count, item in enumerate(items, start=done + 1):
         yield item
         now = time.monotonic()
         if count == total and (to is None or last > begin):
-            print(f"{label}: {count} of {total}", file=to, flush=True)
+            say(f"{label}: {count} of {total}", to)
         elif now - last > _EVERY:
             last = now
             of = ""
             if total is not None:
                 left = (now - begin) / (count - done) * (total - count)
                 of = f" of {total}, {short_time(left)} left"
-            print(f"{label}: {count}{of}", file=to, flush=True)
+            say(f"{label}: {count}{of}", to)
 
 
 _EVERY = 10  # seconds

@@ -48,6 +48,7 @@ from califkit.runs.settings import (
     Sampling,
 )
 from califkit.runs.stages import TrainStage, stage_hash
+from califkit.runs.text import say
 from califkit.training.checkpoints import (
     CHECKPOINTS,
     FACTS,
@@ -114,7 +115,7 @@ def train(profile: str, stage: TrainStage, execution: Execution) -> Run:
             if step_of(checkpoint) < stage.training.steps:
                 _train(run, anchors, profile, execution, config, peft_config, checkpoint)
             elif group.is_main_process:  # killed after the last step
-                print(f"train {stage.name}: all {stage.training.steps} steps are there", flush=True)
+                say(f"train {stage.name}: all {stage.training.steps} steps are there")
             if group.is_main_process:
                 _finish(run, started)
             group.wait_for_everyone()
@@ -297,7 +298,7 @@ def _train(
         }
         if config.distributed_state.is_main_process:
             precision = facts["precision"]
-            print(f"train {stage.name}: {precision}; {trainer.sharing}", flush=True)
+            say(f"train {stage.name}: {precision}; {trainer.sharing}")
             write_json(run.folder / CHECKPOINTS / FACTS, facts)
 
     trainer.add_callback(_AtStart(before_the_first_step))

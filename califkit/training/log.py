@@ -15,7 +15,7 @@ from transformers import TrainerCallback
 from califkit.rewards.statistics import alarms
 from califkit.runs.folders import LOG, ROLLOUTS
 from califkit.runs.jsonl import RowLog, whole_lines
-from califkit.runs.text import short_time
+from califkit.runs.text import say, short_time
 
 N_SAMPLES = 3
 SAMPLE_LENGTH = 400
@@ -48,7 +48,7 @@ class TrainingLog(TrainerCallback):
                 _cut_after(step, log.path)
         self._history = self.steps.rows()
         if step:
-            print(f"{self.label}: continuing after step {step} of {self.total}", flush=True)
+            say(f"{self.label}: continuing after step {step} of {self.total}")
 
     def add_rollouts(self, step: int, rows: list[dict[str, Any]]) -> None:
         """Take the rollouts of the step that is being computed (``step`` counts finished ones)."""
@@ -78,15 +78,14 @@ class TrainingLog(TrainerCallback):
         self.steps.append([row])
         self._pending = []
         self._history.append(row)
-        print(
+        say(
             f"{self.label}: step {state.global_step} of {self.total}: "
             f"r_ver {row['r_ver']:.2f}, l {_number(row['loglik'])}, {row['tokens']:.0f} tokens, "
-            f"{row['seconds']:.0f} s{self._left(state.global_step)}",
-            flush=True,
+            f"{row['seconds']:.0f} s{self._left(state.global_step)}"
         )
         for alarm in row["alarms"]:
             if _kind(alarm) not in held:
-                print(f"{self.label}: alarm: {alarm}", flush=True)
+                say(f"{self.label}: alarm: {alarm}")
 
 
 def _cut_after(step: int, path: Path) -> None:

@@ -21,6 +21,7 @@ from califkit.runs.jsonl import write_json
 from califkit.runs.judge_settings import JudgeSettings
 from califkit.runs.settings import Execution, ParamsError
 from califkit.runs.stages import TrainStage
+from califkit.runs.text import say
 
 TAU = "tau.json"
 
@@ -85,17 +86,16 @@ def fixed_tau(
             f"{run.folder}: was begun with another wording of the judge's prompt; delete the "
             "folder to begin again"
         )
-    print(_cost(run.stage, settings, anchors, instances), flush=True)
+    say(_cost(run.stage, settings, anchors, instances))
     if stored:
         return stored
     if run.stage.tau is not None:
         tau = Tau(run.stage.tau, measured=False, prompt_version=version)
     else:
         tau = measure_tau(anchors, instances, Judge(settings, cache_path))
-        print(
+        say(
             f"train {run.stage.name}: tau = {tau.value:.3f}, the mean score of {tau.scored} "
-            "reference answers",
-            flush=True,
+            "reference answers"
         )
     run.folder.mkdir(parents=True, exist_ok=True)
     write_json(path, asdict(tau))

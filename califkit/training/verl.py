@@ -34,6 +34,7 @@ from califkit.runs.jsonl import RowLog, finished_rows
 from califkit.runs.paths import check_writable, explaining_full_disk
 from califkit.runs.settings import JUDGE_METHODS, Execution, ParamsError
 from califkit.runs.stages import TrainStage
+from califkit.runs.text import say
 from califkit.runs.units import batches
 from califkit.training.checkpoints import CHECKPOINTS
 from califkit.training.log import samples
@@ -270,7 +271,7 @@ def _run_verl(stage: TrainStage, settings: Mapping[str, Any], folder: Path) -> N
     done = _step(folder)
     _cut_rewarded(folder / _REWARDED, done * _rollouts(stage))
     if done:
-        print(f"train {stage.name}: continuing after step {done}", flush=True)
+        say(f"train {stage.name}: continuing after step {done}")
     environment = os.environ | {
         # Ray hides the GPUs from actors that ask for none, and verl's reward workers ask for none.
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",

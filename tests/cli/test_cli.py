@@ -564,3 +564,17 @@ def test_json_is_a_list_of_rows_and_nothing_else(tmp_path, califkit, monkeypatch
     rows = json.loads(out)
     assert {row["state"] for row in rows} == {"to do"}
     assert {"anchors", "training", "generation", "scores"} <= {row["stage"] for row in rows}
+
+
+def test_quiet_leaves_results_and_errors(place, monkeypatch, califkit):
+    monkeypatch.setenv("CALIFKIT_QUIET", "")  # what the option sets ends with this test
+    path = params(place)
+    code, told, _ = califkit("anchors", "--profile", path)
+    assert code == 0 and "anchors: " in told and ": complete, 2 rows" in told
+    code, told, _ = califkit("-q", "generate", "--method", "base", "--profile", path)
+    assert code == 0 and told.count("\n") == 1 and ": complete, 2 rows" in told
+
+
+def test_a_method_that_the_profile_has_not(refused, place):
+    error = refused("evaluate", "--profile", params(place), "--method", "califf")
+    assert "--method califf: the profile has base, if_rlvr, calif" in error

@@ -51,7 +51,7 @@ def with_field(name: str, value: str) -> str:
 
 def commands(path: Path, out: Path) -> dict[str, list]:
     return {
-        "verify": ["verify", path, "--processes", 1, "--output", out / "v.jsonl"],
+        "verify": ["verify", path, "--processes", 1, "--out", out / "v.jsonl"],
         "score": ["score", path, *REFERENCE, "--out", out / "s.jsonl"],
         "audit": ["audit", path, path, "--processes", 1, "--out", out / "audit"],
     }

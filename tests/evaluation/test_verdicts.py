@@ -549,7 +549,7 @@ def test_verify_command(tmp_path, prompts, califkit):
     )
     output = tmp_path / "v.jsonl"
     code, out, _ = califkit(
-        "verify", responses, "--constraints", prompts, "--output", output, "--compare-semantics"
+        "verify", responses, "--constraints", prompts, "--out", output, "--compare-semantics"
     )
     assert code == 0
     lines = out.splitlines()
@@ -573,7 +573,7 @@ def test_verify_says_what_was_cut_and_how_the_finished_ones_did(tmp_path, califk
     ]
     path = write_rows(tmp_path / "r.jsonl", *rows)
     output = tmp_path / "v.jsonl"
-    code, out, _ = califkit("verify", path, "--processes", 1, "--output", output)
+    code, out, _ = califkit("verify", path, "--processes", 1, "--out", output)
     assert code == 0
     assert "published: 2 prompts, 2 constraints; 1 responses cut at the token limit" in out
     lines = {line.split()[0]: line for line in out.splitlines() if line}
@@ -594,7 +594,7 @@ def test_verify_command_refuses_bad_input_before_it_writes(tmp_path, prompts, ca
     bad = write_rows(
         tmp_path / "r.jsonl", {"key": "a", "response": "A"}, {"key": "b", "response": 5}
     )
-    code, out, err = califkit("verify", bad, "--constraints", prompts, "--output", output)
+    code, out, err = califkit("verify", bad, "--constraints", prompts, "--out", output)
     assert (code, out) == (2, "")
     assert f"{bad}, line 2, key 'b': field 'response' must be one text, not 5" in err
     assert not output.exists()
@@ -602,7 +602,7 @@ def test_verify_command_refuses_bad_input_before_it_writes(tmp_path, prompts, ca
     assert code == 0
     assert "unusable rows, left out: 1" in out
     output.write_text("mine")
-    code, _, err = califkit("verify", bad, "--constraints", prompts, "--output", output)
+    code, _, err = califkit("verify", bad, "--constraints", prompts, "--out", output)
     assert code == 2 and "exists" in err
     assert output.read_text() == "mine"
 
@@ -617,7 +617,7 @@ def test_golden_evaluation_through_the_command(tmp_path, califkit, monkeypatch, 
         golden = [json.loads(line) for line in file]
     responses = write_rows(tmp_path / "golden.jsonl", *golden)
     output = tmp_path / "v.jsonl"
-    code, out, _ = califkit("verify", responses, "--output", output, "--processes", processes)
+    code, out, _ = califkit("verify", responses, "--out", output, "--processes", processes)
     assert code == 0
     values = {
         words[0]: words[1]
