@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -64,6 +66,24 @@ def bootstrap_interval(
     sums = bootstrap_sums(units, rng, n_resamples)
     low, high = np.quantile(sums[:, 0] / sums[:, 1], [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
+
+
+def wilson_interval(hits: float, total: float, level: float = 0.95) -> tuple[float, float]:
+    """Wilson's score interval of a proportion, hits of total (above 0) independent ones.
+
+    Unlike the bootstrap it has a width where all or none hit.
+
+    >>> [round(end, 3) for end in wilson_interval(0, 10)]
+    [0.0, 0.278]
+    """
+    if not 0 <= hits <= total or not total:
+        raise ValueError(f"{hits} hits of {total}")
+    z = NormalDist().inv_cdf((1 + level) / 2)
+    share, spread = hits / total, z * z / total
+    middle = share + spread / 2
+    half = z * math.sqrt(share * (1 - share) / total + spread / (4 * total))
+    low, high = (middle - half) / (1 + spread), (middle + half) / (1 + spread)
+    return max(0.0, low), min(1.0, high)
 
 
 _RESAMPLED_CELLS = 2_000_000  # of the matrix that is held at a time

@@ -12,6 +12,7 @@ import ast
 import hashlib
 import json
 import re
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from califkit.exhibits.plots.shared import THEME
 from califkit.exhibits.summary import NO_JUDGE, judges, metrics_by_run, response_table
@@ -133,10 +135,29 @@ class Exhibit:
         else:
             paths = [folder / f"{name}.{ending}" for ending in ("png", "pdf", "csv")]
             figure = np.ravel(picture)[0].figure
+            _write_below(figure, self.caption())
             figure.savefig(paths[0], dpi=200, metadata={"Software": None})
             figure.savefig(paths[1], metadata={"CreationDate": None})
             table.to_csv(paths[2], index=False)
         _tell(paths)
+
+    def caption(self) -> str:
+        """What the numbers of a picture are of, for the file itself: model, sizes, seeds, and the
+        settings that deviate from the profile's."""
+        settings = self.settings
+        training, prompts = settings.training, settings.evaluation.n_prompts
+        rollouts = training.prompts_per_step * training.rollouts_per_prompt
+        parts = [
+            f"profile {self.profile}: {settings.model}",
+            f"trained {training.steps} steps of {rollouts} rollouts",
+            f"seeds {', '.join(map(str, settings.train_seeds))}",
+            f"n = {prompts if prompts is not None else 'all'} test prompts "
+            f"({settings.evaluation.benchmark.rpartition('/')[2]})",
+            f"evaluation seeds {', '.join(map(str, settings.eval_seeds))}",
+        ]
+        if self.deviations:
+            parts.append(f"deviating from the profile: {in_short(self.deviations)}")
+        return "; ".join(parts)
 
     def typeset(self, name: str, table: PrintedTable) -> None:
         """Write a table in the paper's layout as ``.html`` and ``.tex`` where `save` writes, and
@@ -161,6 +182,13 @@ class Exhibit:
         folder = project_root() / "figures" / self.profile / in_short(self.deviations)
         folder.mkdir(parents=True, exist_ok=True)
         return folder
+
+
+def _write_below(figure: Figure, text: str) -> None:
+    """A small line below a figure, folded at its width."""
+    wide = int(figure.get_figwidth() * 17)  # characters of this size in an inch
+    lines = textwrap.fill(text, wide)
+    figure.supxlabel(lines, x=0.01, ha="left", fontsize=6, color="#777777")
 
 
 def conclusions(folder: Path, names: Iterable[str]) -> list[dict[str, str]]:

@@ -12,7 +12,7 @@ from IPython.display import Image, display
 from matplotlib.figure import Figure
 
 from califkit.exhibits.plots.training import training_curves, zone_shares
-from califkit.exhibits.training import smoothed, training_table
+from califkit.exhibits.training import smoothed, steps_a_pass, training_table
 from califkit.runs.folders import LOG, Run, open_run
 from califkit.runs.jsonl import finished_rows
 from califkit.runs.stages import TrainStage
@@ -57,7 +57,9 @@ class LiveTraining:
     def pictures(self, runs: Sequence[Run]) -> list[Image]:
         """Training curves and the share of rollouts in each zone."""
         steps = training_table(runs)
-        drawn = (training_curves(steps, smoothed(steps, self.window)), zone_shares(steps))
+        a_pass = steps_a_pass(self.profile, self.stages[0])
+        curves = training_curves(steps, smoothed(steps, self.window))
+        drawn = (curves, zone_shares(steps, a_pass))
         return [image(axes[0].figure) for axes in drawn]
 
 

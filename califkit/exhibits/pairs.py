@@ -29,13 +29,14 @@ def transition_table(responses: pd.DataFrame, method: str) -> pd.DataFrame:
     `califkit.exhibits.summary.response_table`; means are over all pairs of all runs. Columns:
     ``method``, ``transition`` (`califkit.metrics.TRANSITIONS`), ``pairs``, then means of trained
     minus base: ``quality_change`` over ``scored`` pairs (both responses have a score),
-    ``loglik_change`` (nats per token) over ``with_loglik`` pairs, ``tokens_change``; ``judge`` and
+    ``loglik_change`` (nats per token) over ``with_loglik`` pairs, both with the ends of a 95 %
+    interval over prompts (``_low``, ``_high``), ``tokens_change``; ``judge`` and
     ``note``, which says why there is no change of quality, or how many pairs lack one.
     """
     pairs = paired(responses, method)
     if pairs.empty:
         raise ValueError(f"no response of {method} answers a prompt that base answers, too")
-    names = ("quality", "loglik", "tokens")
+    names, rng = ("quality", "loglik", "tokens"), np.random.default_rng(0)
     changes = {name: pairs[f"{name}_trained"] - pairs[f"{name}_base"] for name in names}
     transition = metrics.transitions(pairs["passes_base"], pairs["passes_trained"])
     groups = pd.DataFrame(changes).astype(float).groupby(transition)
@@ -47,8 +48,10 @@ def transition_table(responses: pd.DataFrame, method: str) -> pd.DataFrame:
         {
             "pairs": counts,
             "quality_change": means["quality"],
+            **_ends("quality", changes["quality"], transition, pairs["key"], rng),
             "scored": known["quality"],
             "loglik_change": means["loglik"],
+            **_ends("loglik", changes["loglik"], transition, pairs["key"], rng),
             "with_loglik": known["loglik"],
             "tokens_change": means["tokens"],
             "judge": judge,
@@ -58,6 +61,21 @@ def transition_table(responses: pd.DataFrame, method: str) -> pd.DataFrame:
     table = table.rename_axis("transition").reset_index()
     table.insert(0, "method", method)
     return table
+
+
+def _ends(
+    name: str, change: pd.Series, transition: np.ndarray, keys: pd.Series, rng: np.random.Generator
+) -> dict[str, list[float]]:
+    """Ends of the 95 % bootstrap intervals over prompts of the mean changes, transition by
+    transition; NaN for less than two prompts."""
+    ends = []
+    for one in metrics.TRANSITIONS:
+        inside = (transition == one) & change.notna().to_numpy()
+        several = keys[inside].nunique() > 1
+        values = (change[inside].to_numpy(dtype=float), keys[inside].tolist())
+        ends.append(metrics.interval_by_prompt(*values, rng) if several else (np.nan, np.nan))
+    low, high = zip(*ends, strict=True)
+    return {f"{name}_low": list(low), f"{name}_high": list(high)}
 
 
 def _why(count: int, scored: int, judge: str) -> str:

@@ -11,8 +11,9 @@ import pandas as pd
 
 from califkit.anchors.region import ZONES
 from califkit.exhibits.methods import arm_names
-from califkit.runs.folders import LOG, ROLLOUTS, Run
+from califkit.runs.folders import LOG, ROLLOUTS, Run, open_run
 from califkit.runs.jsonl import finished_rows, lines_from_end, whole_lines
+from califkit.runs.stages import TrainStage
 
 
 def training_table(runs: Iterable[Run]) -> pd.DataFrame:
@@ -35,6 +36,13 @@ def training_table(runs: Iterable[Run]) -> pd.DataFrame:
         table.insert(1, "train_seed", run.stage.seed)
         frames.append(table.astype({"step": int}))
     return pd.concat(frames, ignore_index=True)
+
+
+def steps_a_pass(profile: str, stage: TrainStage) -> int:
+    """Steps in which a training run sees each prompt once; 1 until its anchors are there."""
+    anchors = open_run(profile, stage.anchors)
+    prompts = anchors.manifest()["rows"] if anchors.is_complete else 0
+    return max(1, prompts // stage.training.prompts_per_step)
 
 
 def rollout_table(runs: Iterable[Run]) -> pd.DataFrame:

@@ -120,7 +120,7 @@ def type_changes(
         return change, pd.Series(1, index=change.index), len(means)
 
     trained = [method for method in responses["method"].unique() if method != "base"]
-    return _by_type(responses, rng, types, mixed, trained, changes)
+    return _by_type(responses, rng, types, mixed, trained, changes, levels=False)
 
 
 def _by_type(
@@ -130,7 +130,9 @@ def _by_type(
     mixed: bool,
     methods: Iterable[str],
     per_prompt: Callable[[pd.DataFrame, str, str], _PerPrompt],
+    levels: bool = True,
 ) -> pd.DataFrame:
+    """``levels``: of the quantities themselves, not of their changes."""
     table, reason = measured(responses)
     judge = judges(responses)
     rows = []
@@ -142,7 +144,8 @@ def _by_type(
                 sums, counts, total = per_prompt(group, method, metric)
                 quality = metric == "response_quality"
                 note = _why(total, total - int(counts.sum()), reason if quality else "")
-                numbers = _interval(sums, counts, rng, note)
+                is_share = levels and metric == "prompt_level_loose_acc"
+                numbers = _interval(sums, counts, rng, note, is_share)
                 rows.append((name, method, metric, *numbers, judge if quality else ""))
     columns = ["type", "method", "metric", "value", "low", "high", "n", "note", "judge"]
     return pd.DataFrame(rows, columns=columns)
@@ -169,14 +172,20 @@ def _why(total: int, missing: int, reason: str) -> str:
 
 
 def _interval(
-    sums: pd.Series, counts: pd.Series, rng: np.random.Generator, note: str
+    sums: pd.Series, counts: pd.Series, rng: np.random.Generator, note: str, is_share: bool
 ) -> tuple[float, float, float, int, str]:
-    """Mean, ends, number of prompts and note; one prompt has a mean and no interval."""
+    """Mean, ends, number of prompts and note; one prompt has a mean and no interval.
+
+    The ends of a share (in percent) are Wilson's over the prompts, whose repeats add nothing.
+    """
     if not len(sums):
         return np.nan, np.nan, np.nan, 0, note or "not measured"
     value = float(sums.sum() / counts.sum())
     if len(sums) == 1:
         return value, np.nan, np.nan, 1, "; ".join(filter(None, [note, "one prompt: no interval"]))
+    if is_share:
+        low, high = metrics.wilson_interval(value / 100 * len(sums), len(sums))
+        return value, 100 * low, 100 * high, len(sums), note
     return value, *metrics.bootstrap_interval(sums, counts, rng), len(sums), note
 
 

@@ -13,7 +13,6 @@ import pytest
 from matplotlib.collections import LineCollection, PathCollection
 from matplotlib.colors import to_rgb
 
-from califkit.exhibits import paper
 from califkit.exhibits.exhibit import Exhibit
 from califkit.exhibits.methods import LOOKS, MAIN, look
 from califkit.exhibits.pairs import pairs_beside_paper, transitions_beside_paper
@@ -175,10 +174,23 @@ def test_training_curves_draw_steps_faintly_and_means_strongly():
 def test_zone_shares_are_stacked_to_one_and_an_absent_zone_is_not_listed():
     axes = zone_shares(training())
     assert [ax.get_title() for ax in axes] == ["IF-RLVR", "CaLIF"]
-    second_step = [bar for bar in axes[0].patches if bar.get_x() == 1.5]
+    second_step = [bar for bar in axes[0].patches if 1.5 < bar.get_x() < 2]
     tops = sorted(bar.get_y() + bar.get_height() for bar in second_step)
     assert np.allclose(tops, [0.5, 0.7, 0.9, 1.0])
     assert "no bounds" not in texts(axes[0])
+
+
+def test_zone_shares_are_means_over_a_pass_and_over_seeds():
+    table = training()  # four steps of two methods
+    twin = table.assign(train_seed=1, inside=0.0, below=table["below"] + table["inside"])
+    axes = zone_shares(pd.concat([table, twin]), steps_a_pass=3)
+    assert [ax.get_title() for ax in axes] == ["IF-RLVR", "CaLIF"]
+    assert {round(bar.get_x() + 0.45, 6) for bar in axes[0].patches} == {1.0, 2.0}
+    own = table[(table["method"] == "if_rlvr") & (table["step"] <= 3)]
+    heights = [bar.get_height() for bar in axes[0].patches if bar.get_x() < 1]
+    assert any(np.isclose(height, own["inside"].mean() / 2) for height in heights)
+    assert np.isclose(sum(heights), 1.0)
+    assert axes[0].get_xlabel() == "pass over the prompts"
 
 
 def summary(metric_values: dict[str, dict[str, float]], judge: bool = False) -> pd.DataFrame:
@@ -219,7 +231,8 @@ def test_main_results_fill_ours_and_leave_the_papers_hollow():
     assert marked(middle, hollow=False) == {(15.0, -2.0), (21.0, -4.0), (18.0, -2.5)}
     assert marked(middle, hollow=True) == {(22.22, -1.5), (41.44, -5.91), (28.78, -1.42)}
     assert "small-model\n(this run)" in texts(left)
-    assert texts(left).count(paper.NOT_PRINTED) == 2  # Qwen3-1.7B thinking and Qwen3-4B
+    assert "paper: not printed for Qwen3-1.7B (thinking), Qwen3-4B)" in left.get_xlabel()
+    assert len(left.get_yticks()) == 5, "this run and the four of which the paper prints something"
     assert "hollow: paper" in texts(left)
 
 
@@ -243,6 +256,12 @@ def test_transition_changes_show_the_paper_hollow_and_ours_only_if_measured():
             "method": ["if_rlvr"] * 2 + ["calif"] * 2,
             "transition": ["pass_to_pass", "fail_to_pass"] * 2,
             "loglik_change": [-1.0, -2.0, 0.5, np.nan],
+            "loglik_low": [-1.5, np.nan, 0.0, np.nan],
+            "loglik_high": [-0.5, np.nan, 1.5, np.nan],
+            "with_loglik": [3, 1, 4, 0],
+            "quality_low": np.nan,
+            "quality_high": np.nan,
+            "scored": [3, 2, 4, 0],
             "pairs": [3, 2, 4, 0],
             "quality_change": [-1.5, -2.5, 0.25, np.nan],
             "judge": "grader",
@@ -253,6 +272,9 @@ def test_transition_changes_show_the_paper_hollow_and_ours_only_if_measured():
     assert {x for x, _ in marked(left, hollow=False)} == {-1.5, -2.5, 0.25}
     assert {x for x, _ in marked(left, hollow=True)} == {-1.26, -2.05, 0.01, -0.28}
     assert {x for x, _ in marked(right, hollow=False)} == {-1.0, -2.0, 0.5}
+    assert all(f"n = {n}" in texts(right) for n in (3, 1, 4))
+    spans = [c.get_segments()[0][:, 0].tolist() for c in right.collections]
+    assert spans == [[-1.5, -0.5], [0.0, 1.5]], "two have an interval"
     assert "grader" in left.get_title()
     assert "not response quality" in right.get_title()
     table = table.assign(quality_change=np.nan, judge="")
@@ -293,8 +315,8 @@ def test_likelihood_bars_say_what_is_not_printed():
         (-5.91, True),
         (-1.42, True),
     }
-    assert texts(ax).count("not printed\nin the paper") == 1
-    assert "Qwen3-4B\n(paper)" in texts(ax)
+    assert ax.get_xlabel() == "(paper: not printed for Qwen3-4B)"
+    assert "Qwen3-4B\n(paper)" not in texts(ax)
 
 
 def test_id_shares_draw_each_id_and_its_count():
@@ -347,10 +369,16 @@ def test_anchor_health_draws_answers_medians_and_reversed_shares():
     assert points == [[[4, -4], [40, -2], [300, -1]]]
     bars = [p for p in left.collections if isinstance(p, LineCollection)]
     medians = [segment.tolist() for bar in bars for segment in bar.get_segments()]
-    assert medians == [[[4, -4], [8, -4]], [[32, -2], [64, -2]], [[256, -1], [512, -1]]]
+    assert medians == [[[4, -4], [8, -4]], [[32, -2], [64, -2]], [[256, -1], [300, -1]]], (
+        "up to the limit"
+    )
     assert left.get_xscale() == "log"
     assert "constrained (2)" in texts(left) and "natural (1)" in texts(left)
     assert [bar.get_height() for bar in right.patches] == [20.0, 75.0]
+    spans = [s for c in right.collections for s in c.get_segments()]
+    ends = [tuple(span[:, 1] / 100) for span in spans]
+    # The printed Wilson intervals of 1 of 5 and 3 of 4.
+    assert np.allclose(ends, [(0.0362, 0.6245), (0.3006, 0.9544)], atol=5e-4)
     assert "n = 5" in texts(right) and "0.50\nto 3.00" in texts(right)
 
 

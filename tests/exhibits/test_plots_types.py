@@ -63,7 +63,12 @@ def test_bars_and_intervals_are_those_of_the_table():
     labels = [tick.get_text() for tick in axes[0].get_xticklabels()]
     assert labels == ["count\nn = 4", "words\nn = 7"]
     legend = [text.get_text() for text in axes[0].figure.legends[0].get_texts()]
-    assert legend == ["base", "IF-RLVR", "CaLIF", "95 % bootstrap interval over prompts"]
+    assert legend == [
+        "base",
+        "IF-RLVR",
+        "CaLIF",
+        "95 % interval over prompts (Wilson, others bootstrap)",
+    ]
 
 
 def test_bars_of_one_group_do_not_overlap():

@@ -7,11 +7,12 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 
+from califkit import metrics
 from califkit.exhibits.methods import look
 from califkit.exhibits.plots import shared
 
 _BLUE = look("calif").colour
-_SIDES = {"constrained": "#D55E00", "natural": "#0072B2"}
+_SIDES = {"constrained": "#7B3294", "natural": "#8C6D31"}  # no policy has these
 
 
 def region(curves: pd.DataFrame) -> np.ndarray:
@@ -86,7 +87,7 @@ def likelihood_axis(points: pd.DataFrame, l0: float, l1: float) -> Axes:
     ax.set_xlabel(f"l, {shared.LOGLIK}")
     shown = ("below", "inside", "above") if l0 <= l1 else ("reversed", "above")
     none = shared.point_handle("o", "white", _BLUE, "follows no constraint")
-    shared.legend(ax, [*shared.zone_handles(shown, 0.3), none], "upper center")
+    shared.legend(ax, [*shared.zone_handles(shown, 0.3), none])
     return ax
 
 
@@ -111,10 +112,11 @@ def anchor_bounds(anchors: pd.DataFrame) -> np.ndarray:
     scatter.set(xlim=ends, ylim=ends, aspect="equal", title="a point a prompt")
     scatter.set(xlabel="l0, from the answer to request and constraints", ylabel="l1, request alone")
     sns.move_legend(scatter, "upper center", bbox_to_anchor=(0.5, -0.14), ncols=2)
-    colours = {"l0": "#56B4E9", "l1": "#333333"}
+    colours = dict(zip(("l0", "l1"), _SIDES.values(), strict=True))
     bins = {"bins": 24, "binrange": ends, "element": "step"}
     sns.histplot(anchors[["l0", "l1"]], palette=colours, alpha=0.3, **bins, ax=spread)
     spread.set(xlabel=shared.LOGLIK, ylabel="prompts", title="how the bounds are spread")
+    sns.move_legend(spread, "upper center", bbox_to_anchor=(0.5, -0.14), ncols=2)
     spread.yaxis.get_major_locator().set_params(integer=True)
     return axes
 
@@ -132,17 +134,26 @@ def anchor_health(
     looks = {"palette": list(_SIDES.values()), "markers": ["X", "o"], "alpha": 0.5, "s": 20}
     looks |= {"hue_order": order, "style_order": order, "rasterized": True}
     sns.scatterplot(some, x="tokens", y="l", hue=side, style=side, **looks, ax=length)
+    longest = some["tokens"].max()  # the token limit, where answers reach it
     for row in by_length.itertuples():
-        length.hlines(row.median_l, row.tokens_from, row.tokens_to, _SIDES[row.side], lw=2.5)
+        end = min(row.tokens_to, longest)
+        length.hlines(row.median_l, row.tokens_from, end, _SIDES[row.side], lw=2.5)
     length.set_xscale("log", base=2)
     length.xaxis.set_major_formatter("{x:g}")
     length.set(xlabel="length of the answer (tokens)", ylabel="l given the request (nats / token)")
     length.set_title("an answer each; bars: medians by length")
     sns.move_legend(length, "upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, title=None)
-    drawn = share.bar(octiles["octile"], 100 * octiles["reversed"], color="#999999")
+    reversed_share = 100 * octiles["reversed"].to_numpy()
+    hits = (octiles["reversed"] * octiles["n"]).round()
+    intervals = [metrics.wilson_interval(*pair) for pair in zip(hits, octiles["n"], strict=True)]
+    spans = np.abs(100 * np.array(intervals).T - reversed_share)
+    bars = {"color": "#999999", "ecolor": shared.INTERVAL, "capsize": 2}
+    drawn = share.bar(octiles["octile"], reversed_share, yerr=spans, **bars)
     share.bar_label(drawn, [f"n = {n}" for n in octiles["n"]], padding=2, fontsize=8)
     ratios = zip(octiles["ratio_from"], octiles["ratio_to"], strict=True)
     share.set_xticks(octiles["octile"], [f"{a:.2f}\nto {b:.2f}" for a, b in ratios], fontsize=8)
     share.set(xlabel="length ratio constrained / natural", ylabel="reversed bounds (%)")
-    share.set(ylim=(0, 109), title="reversed bounds by octile of length ratio")
+    share.set(
+        ylim=(0, 109), title="reversed bounds by octile of length ratio\n(95 % Wilson intervals)"
+    )
     return axes

@@ -58,7 +58,7 @@ def no_kl(table: pd.DataFrame, quality: str) -> np.ndarray:
     names = {"prompt_level_loose_acc": METRICS["prompt_level_loose_acc"], quality: QUALITY[quality]}
     for ax, (metric, title) in zip(axes, names.items(), strict=True):
         _arm_bars(ax, table[table["metric"] == metric], NO_KL)
-        ax.set(ylabel=title)
+        ax.set(ylabel=title.replace(": ", ":\n"))
     shared.legend(axes[0], axes[0].get_legend_handles_labels()[0])
     return axes
 

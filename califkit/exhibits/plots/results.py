@@ -48,7 +48,7 @@ def _judges(table: pd.DataFrame) -> str:
 
 def _satisfaction_rows(ax: Axes, table: pd.DataFrame) -> None:
     """A row a configuration: markers at base and each trained policy, arrows from the base."""
-    groups = shared.by_method(table, "prompt_level_loose_acc", MAIN)
+    groups, unprinted = _printed(shared.by_method(table, "prompt_level_loose_acc", MAIN))
     height = range(len(groups))[::-1]
     for y, ((source, _), group) in zip(height, groups.items(), strict=True):
         shared.note(ax, 0.03, y, shared.why_empty(group), transform=ax.get_yaxis_transform())
@@ -58,8 +58,18 @@ def _satisfaction_rows(ax: Axes, table: pd.DataFrame) -> None:
             _arrow(ax, (base, y + lift), (x, y + lift), method)
             shared.point(ax, x, y + lift, method, source, xerr=std)
     ax.set_yticks(height, [f"{name}\n({source})" for source, name in groups])
-    ax.set(xlabel=shared.SATISFACTION, ylim=(-0.6, len(groups) - 0.4))
+    ax.set(xlabel=shared.SATISFACTION + unprinted, ylim=(-0.6, len(groups) - 0.4))
     ax.set_title("Constraint Satisfaction\nbase → trained")
+
+
+def _printed(
+    groups: dict[tuple[str, str], pd.DataFrame],
+) -> tuple[dict[tuple[str, str], pd.DataFrame], str]:
+    """The groups without those of which the paper prints nothing, and the footnote about them."""
+    empty = [key for key, rows in groups.items() if key[0] == "paper" and shared.why_empty(rows)]
+    names = ", ".join(name for _, name in empty)
+    note = f"\n(paper: not printed for {names})" if empty else ""
+    return {key: rows for key, rows in groups.items() if key not in empty}, note
 
 
 def _plane(ax: Axes, table: pd.DataFrame, metric: str) -> None:
@@ -92,8 +102,11 @@ def likelihood_bars(table: pd.DataFrame) -> Axes:
     ``table``: rows of `califkit.exhibits.summary.beside_paper` for ``loglik``. A group without a
     value says why.
     """
-    groups = shared.by_method(table, "loglik", MAIN)
-    (ax,) = shared.panels(1, (1.7 * len(groups) + 1.2, 4.4))
+    groups, unprinted = _printed(shared.by_method(table, "loglik", MAIN))
+    table = table[
+        [key in groups for key in zip(table["source"], table["configuration"], strict=True)]
+    ]
+    (ax,) = shared.panels(1, (max(5.5, 1.7 * len(groups) + 1.2), 4.4))
     name = table["configuration"] + "\n(" + table["source"] + ")"
     ends = {"low": table["value"] - table["std"], "high": table["value"] + table["std"]}
     shared.bars(ax, table.assign(name=name, **ends), "name", MAIN, ".2f")
@@ -107,11 +120,11 @@ def likelihood_bars(table: pd.DataFrame) -> Axes:
     for x, group in enumerate(groups.values()):
         why = shared.why_empty(group).replace(" in the", "\nin the")
         shared.note(ax, x, 0.03 * lowest, why, ha="center", va="top")
-    ax.set(ylabel="reference log-likelihood (nats per token)")
+    ax.set(ylabel="reference log-likelihood (nats per token)", xlabel=unprinted.strip())
     ax.set(ylim=(1.14 * lowest, 0), xlim=(-0.6, len(groups) - 0.4))
     ax.spines[["bottom", "top"]].set_visible([False, True])  # the bars hang from the zero line
     ax.tick_params(axis="x", length=0)
-    shared.legend(ax, [*shared.bar_handles(MAIN), shared.hollow(points=False)], "upper center")
+    shared.legend(ax, [*shared.bar_handles(MAIN), shared.hollow(points=False)])
     return ax
 
 
@@ -189,7 +202,7 @@ def id_shares(table: pd.DataFrame) -> Axes:
     ax.set_yticks(height, [f"{name}  (n = {n})" for name, n in table["n"].items()])
     ax.set(xlabel="responses that follow it, loose (%)", xlim=(-3, 103))
     ax.set_ylim(-0.7, len(table) - 0.3)
-    shared.legend(ax, ax.get_legend_handles_labels()[0], "upper center")
+    shared.legend(ax, ax.get_legend_handles_labels()[0])
     return ax
 
 
@@ -222,8 +235,9 @@ def constraint_types(table: pd.DataFrame) -> np.ndarray:
                 shared.note(ax, x, 0, " no prompt", rotation=90, ha="center", va="bottom")
         ax.set_xticks(range(len(counts)), [f"{name}\nn = {n}" for name, n in counts.items()])
         ax.set(xlim=(-0.6, len(counts) - 0.4), ylim=(0, None), title=title + judge)
-    interval = Line2D([], [], color=shared.INTERVAL, label="95 % bootstrap interval over prompts")
-    shared.legend(axes[0], [*shared.bar_handles(methods), interval], "upper center")
+    words = "95 % interval over prompts (Wilson, others bootstrap)"
+    interval = Line2D([], [], color=shared.INTERVAL, label=words)
+    shared.legend(axes[0], [*shared.bar_handles(methods), interval])
     return axes
 
 
@@ -239,13 +253,18 @@ def transition_changes(table: pd.DataFrame, beside: pd.DataFrame) -> np.ndarray:
     methods = list(dict.fromkeys(table["method"]))
     lift = dict(zip(methods, np.linspace(0.18, -0.18, len(methods)), strict=True))
     height = {name: y for y, name in enumerate(reversed(names))}
+    above = {"xytext": (0, 4), "textcoords": "offset points", "ha": "center"}
     for row in beside.itertuples():
         y = height[row.transition] + lift[row.method]
-        shared.point(quality, row.this_run, y, row.method, "this run")
         shared.point(quality, row.paper, y, row.method, "paper", xerr=row.paper_std)
     for row in table.itertuples():
         y = height[row.transition] + lift[row.method]
-        shared.point(loglik, row.loglik_change, y, row.method, "this run")
+        for ax, name, n in ((quality, "quality", row.scored), (loglik, "loglik", row.with_loglik)):
+            change, *ends = (getattr(row, f"{name}_{end}") for end in ("change", "low", "high"))
+            span = np.abs(np.array(ends) - change)[:, None]
+            shared.point(ax, change, y, row.method, "this run", xerr=span)
+            if n and not np.isnan(change):
+                ax.annotate(f"n = {n}", (change, y), **above, fontsize=6.5)
     for ax in axes:
         ax.axvline(0, color="black", lw=0.8)
         ax.margins(x=0.1)
@@ -253,10 +272,16 @@ def transition_changes(table: pd.DataFrame, beside: pd.DataFrame) -> np.ndarray:
     quality.set_ylim(-0.5, len(names) - 0.5)
     judges = ", ".join(sorted({judge for judge in table["judge"] if judge}))
     quality.set(xlabel="change of response quality")
-    quality.set_title(f"response quality\n(this run: {judges or 'not measured'})")
+    quality.set_title(
+        f"response quality\n(this run: {judges or 'not measured'}; 95 % over prompts)"
+    )
     loglik.set(xlabel="change of log-likelihood (nats per token)")
     loglik.set_title("reference log-likelihood\n(not response quality)")
-    shared.legend(quality, [*shared.point_handles(methods), shared.hollow(points=True)])
+    filled = shared.point_handle(
+        "D", shared.GREY, shared.GREY, "filled: this run, 95 % over prompts"
+    )
+    handles = [*shared.point_handles(methods), filled, shared.hollow(points=True)]
+    shared.legend(quality, handles)
     return axes
 
 
@@ -281,6 +306,9 @@ def pair_outcomes(table: pd.DataFrame) -> Axes:
             if share > 5:
                 ax.text(left + share / 2, y, row[outcome], ha="center", va="center", fontsize=8)
             left += share
+        rate = f"{row['adjusted_win_rate']:.1f} %"
+        ax.text(101.5, y, rate, va="center", fontsize=8, color=colours["wins"])
+    ax.text(101.5, len(table) - 0.45, "win rate", fontsize=8, color=colours["wins"])
     ax.set_yticks(height, [f"{row.configuration} ({row.source})" for row in table.itertuples()])
     ax.set(xlabel="pairs (%)", xlim=(0, 100), ylim=(-0.6, len(table) - 0.4))
     words = ("CaLIF wins", "tie", "IF-RLVR wins")

@@ -98,12 +98,12 @@ def hollow(points: bool) -> Artist:
     return Patch(facecolor="white", edgecolor=GREY, label="hollow: paper")
 
 
-def point(ax: Axes, x: float, y: float, method: str, source: str, **errors: float) -> None:
+def point(ax: Axes, x: float, y: float, method: str, source: str, **errors: Any) -> None:
     """A method's marker with its error bars, hollow for the paper; nothing without a number."""
     if np.isnan([x, y]).any():
         return
     colour = look(method).colour
-    given = {name: error for name, error in errors.items() if not np.isnan(error)}
+    given = {name: error for name, error in errors.items() if not np.isnan(error).any()}
     style = {"fmt": look(method).marker, "mec": colour, "ecolor": colour, "elinewidth": 0.9}
     style["mfc"] = colour if source == "this run" else "white"
     ax.errorbar(x, y, **given, **style, capsize=3, zorder=3)

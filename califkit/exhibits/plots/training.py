@@ -58,21 +58,27 @@ def _curves(ax: Axes, table: pd.DataFrame, x: str, y: str, alpha: float = 1.0) -
         sns.scatterplot(last, x=x, y=y, **looks, markers=markers, s=50, ax=ax)
 
 
-def zone_shares(steps: pd.DataFrame) -> np.ndarray:
-    """Share of rollouts in each zone at each step, stacked, a panel a training run."""
-    runs = list(steps.groupby(["method", "train_seed"], sort=False))
-    axes = shared.panels(len(runs), (4.4 * len(runs) + 0.6, 3.6), sharey=True)
+def zone_shares(steps: pd.DataFrame, steps_a_pass: int = 1) -> np.ndarray:
+    """Share of rollouts in each zone in each pass over the prompts, stacked, a panel a method.
+
+    A step sees few prompts, and other ones than the next: only whole passes compare. Shares are
+    means over the steps of a pass and over training seeds; the last pass may be cut.
+    """
     shown = [zone for zone in shared.ZONE_COLOURS if steps[zone].max() > 0]
-    several = steps["train_seed"].nunique() > 1
-    for ax, ((method, seed), run) in zip(axes, runs, strict=True):
-        shares = run.melt("step", shown, var_name="zone", value_name="share")
-        looks = {"palette": shared.ZONE_COLOURS, "alpha": 0.85, "shrink": 1.0, "legend": False}
-        stacked = {"hue": "zone", "hue_order": shown[::-1], "multiple": "stack", "discrete": True}
-        sns.histplot(shares, x="step", weights="share", **stacked, **looks, ax=ax)
-        ax.set(xlabel="step", ylabel="share of rollouts", ylim=(0, 1))
-        ax.set_title(label(method) + (f", seed {seed}" if several else ""))
-        ax.margins(x=0)
+    number = np.ceil(steps["step"] / steps_a_pass).astype(int).rename("pass")
+    means = steps.groupby(["method", number], sort=False)[shown].mean().reset_index()
+    methods = list(dict.fromkeys(means["method"]))
+    axes = shared.panels(len(methods), (3.6 * len(methods) + 1.8, 3.6), sharey=True)
+    for ax, method in zip(axes, methods, strict=True):
+        own = means[means["method"] == method].sort_values("pass")
+        bottom = np.zeros(len(own))
+        for zone in shown:
+            ax.bar(own["pass"], own[zone], 0.9, bottom, color=shared.ZONE_COLOURS[zone], alpha=0.85)
+            bottom += own[zone].to_numpy()
+        ax.set(xlabel="pass over the prompts" if steps_a_pass > 1 else "step", ylim=(0, 1))
+        ax.set_title(label(method))
+        ax.margins(x=0.02)
         ax.xaxis.get_major_locator().set_params(integer=True)
-    handles = shared.zone_handles(shown[::-1], 0.85)
-    shared.legend(axes[0], handles, "right center")
+    axes[0].set_ylabel("share of rollouts")
+    shared.legend(axes[0], shared.zone_handles(shown[::-1], 0.85), "right center")
     return axes
