@@ -120,13 +120,18 @@ class Exhibit:
         return pd.DataFrame(dispatch.job_list(self.profile, stages))
 
     def save(
-        self, name: str, table: pd.DataFrame, picture: Axes | np.ndarray | None = None
+        self,
+        name: str,
+        table: pd.DataFrame,
+        picture: Axes | np.ndarray | None = None,
+        arms: Sequence[Arm] = (),
     ) -> None:
         """Write a table, or a picture with the table that it draws, and print where.
 
         ``figures/<profile>/<name>`` gets the endings ``.csv`` and ``.md``, or ``.png``, ``.pdf``
         and ``.csv``. Overrides of the profile have a folder of their own in there, named by them,
-        so that nothing is overwritten. The same table gives the same bytes: no date goes into the
+        so that nothing is overwritten. A picture gets a `caption`, of the ``arms`` that it shows
+        where they are not the profile's own runs. The same table gives the same bytes: no date goes into the
         files.
         """
         folder = self._folder()
@@ -135,22 +140,23 @@ class Exhibit:
         else:
             paths = [folder / f"{name}.{ending}" for ending in ("png", "pdf", "csv")]
             figure = np.ravel(picture)[0].figure
-            _write_below(figure, self.caption())
+            _write_above(figure, self.caption(arms))
             figure.savefig(paths[0], dpi=200, metadata={"Software": None})
             figure.savefig(paths[1], metadata={"CreationDate": None})
             table.to_csv(paths[2], index=False)
         _tell(paths)
 
-    def caption(self) -> str:
+    def caption(self, arms: Sequence[Arm] = ()) -> str:
         """What the numbers of a picture are of, for the file itself: model, sizes, seeds, and the
-        settings that deviate from the profile's."""
-        settings = self.settings
+        settings that deviate from the profile's. Training seeds of arms differ."""
+        settings = arms[0].params.settings if arms else self.settings
+        seeds = ", ".join(map(str, settings.train_seeds))
         training, prompts = settings.training, settings.evaluation.n_prompts
         rollouts = training.prompts_per_step * training.rollouts_per_prompt
         parts = [
             f"profile {self.profile}: {settings.model}",
             f"trained {training.steps} steps of {rollouts} rollouts",
-            f"seeds {', '.join(map(str, settings.train_seeds))}",
+            f"{len(arms)} arms" if arms else f"seeds {seeds}",
             f"n = {prompts if prompts is not None else 'all'} test prompts "
             f"({settings.evaluation.benchmark.rpartition('/')[2]})",
             f"evaluation seeds {', '.join(map(str, settings.eval_seeds))}",
@@ -184,11 +190,11 @@ class Exhibit:
         return folder
 
 
-def _write_below(figure: Figure, text: str) -> None:
-    """A small line below a figure, folded at its width."""
+def _write_above(figure: Figure, text: str) -> None:
+    """A small line above a figure, folded at its width; below it stand the legends."""
     wide = int(figure.get_figwidth() * 17)  # characters of this size in an inch
     lines = textwrap.fill(text, wide)
-    figure.supxlabel(lines, x=0.01, ha="left", fontsize=6, color="#777777")
+    figure.suptitle(lines, x=0.01, ha="left", fontsize=6, color="#777777")
 
 
 def conclusions(folder: Path, names: Iterable[str]) -> list[dict[str, str]]:

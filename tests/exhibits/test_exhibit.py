@@ -135,3 +135,19 @@ def test_the_template_runs_and_saves_its_picture(tmp_path, monkeypatch):
     )
     saved = sorted(path.name for path in (tmp_path / "figures" / "laptop").iterdir())
     assert saved == ["template.csv", "template.pdf", "template.png"]
+
+
+def test_a_picture_says_in_the_file_what_its_numbers_are_of(tmp_path, monkeypatch):
+    (tmp_path / "params").symlink_to(ROOT / "params")
+    monkeypatch.setenv("CALIFKIT_ROOT", str(tmp_path))
+    exhibit = exhibits.open("laptop", {"alpha": 0.5}, False)
+    assert exhibit.caption() == (
+        "profile laptop: smollm2-135m-instruct; trained 36 steps of 24 rollouts; seeds 0, 1, 2; "
+        "n = 64 test prompts (ifbench); evaluation seeds 0, 1; "
+        "deviating from the profile: alpha=0.5"
+    )
+    arms = exhibit.arms("beta")
+    assert "4 arms; n = 64 test prompts (composer)" in exhibit.caption(arms), "what arms answer"
+    figure, axes = plt.subplots()
+    exhibit.save("picture", pd.DataFrame({"a": [1]}), axes)
+    assert figure.get_suptitle().replace("\n", " ") == exhibit.caption()

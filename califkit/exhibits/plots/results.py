@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -68,8 +70,9 @@ def _printed(
     """The groups without those of which the paper prints nothing, and the footnote about them."""
     empty = [key for key, rows in groups.items() if key[0] == "paper" and shared.why_empty(rows)]
     names = ", ".join(name for _, name in empty)
-    note = f"\n(paper: not printed for {names})" if empty else ""
-    return {key: rows for key, rows in groups.items() if key not in empty}, note
+    note = textwrap.fill(f"(paper: not printed for {names})", 64)
+    kept = {key: rows for key, rows in groups.items() if key not in empty}
+    return kept, f"\n{note}" if empty else ""
 
 
 def _plane(ax: Axes, table: pd.DataFrame, metric: str) -> None:

@@ -122,7 +122,6 @@ def arm_differences(
             xlabel=MEASURE_LABELS[measure],
         )
     against = differences["against"].iloc[0]
-    axes[0].figure.suptitle(
-        f"difference from {arm_label(against)} at equal share of followed constraints"
-    )
+    what = f"difference from {arm_label(against)} at equal share of followed constraints"
+    axes[0].set_title(what, loc="left")
     return axes
