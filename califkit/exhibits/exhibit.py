@@ -131,8 +131,8 @@ class Exhibit:
         ``figures/<profile>/<name>`` gets the endings ``.csv`` and ``.md``, or ``.png``, ``.pdf``
         and ``.csv``. Overrides of the profile have a folder of their own in there, named by them,
         so that nothing is overwritten. A picture gets a `caption`, of the ``arms`` that it shows
-        where they are not the profile's own runs. The same table gives the same bytes: no date goes into the
-        files.
+        where they are not the profile's own runs. The same table gives the same bytes: no date goes
+        into the files.
         """
         folder = self._folder()
         if picture is None:
@@ -151,14 +151,15 @@ class Exhibit:
         settings that deviate from the profile's. Training seeds of arms differ."""
         settings = arms[0].params.settings if arms else self.settings
         seeds = ", ".join(map(str, settings.train_seeds))
-        training, prompts = settings.training, settings.evaluation.n_prompts
+        training, evaluation = settings.training, settings.evaluation
+        made = evaluation.composed.n_prompts if evaluation.composed else None
+        prompts = evaluation.n_prompts or made or "all"
         rollouts = training.prompts_per_step * training.rollouts_per_prompt
         parts = [
             f"profile {self.profile}: {settings.model}",
             f"trained {training.steps} steps of {rollouts} rollouts",
             f"{len(arms)} arms" if arms else f"seeds {seeds}",
-            f"n = {prompts if prompts is not None else 'all'} test prompts "
-            f"({settings.evaluation.benchmark.rpartition('/')[2]})",
+            f"n = {prompts} test prompts ({evaluation.benchmark.rpartition('/')[2]})",
             f"evaluation seeds {', '.join(map(str, settings.eval_seeds))}",
         ]
         if self.deviations:
