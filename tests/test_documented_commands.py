@@ -27,8 +27,8 @@ SUBSTITUTES = {
     "evaluation.n_prompts=100": "evaluation.n_prompts=9",
     "{steps: 60}": "{steps: 3}",
 }
-# Run by other means: `make test` is what runs this, and these two are made to be started by hand.
-BY_HAND = {"make reproduce", "make test"}
+# Run by other means: `make test` is what runs this, and the others are made to be started by hand.
+BY_HAND = {"make reproduce", "make test", "make rehearse"}
 PROGRAMS = ("califkit", "papermill", "make", "python")
 
 

@@ -182,3 +182,15 @@ def test_one_version_everywhere():
 
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert citation["version"] == califkit.__version__ == "0.2.0"
+
+
+def test_images_are_made_of_the_same_pins():
+    python = re.search(r"- python=(\S+)", (ROOT / "environment.yml").read_text())[1]
+    docker, binder = (ROOT / "Dockerfile").read_text(), (ROOT / "binder" / "postBuild").read_text()
+    assert f"ARG PYTHON={python}\n" in docker
+    assert (ROOT / "binder" / "runtime.txt").read_text() == f"python-{python}\n"
+    for text in (docker, binder):
+        named = re.findall(r"constraints/\w+\.txt", text)
+        assert named and all((ROOT / name).is_file() for name in named)
+        assert not re.search(r"pip install .*==", text), "versions stand in constraints/ alone"
+    subprocess.run(["bash", "-n", ROOT / "binder" / "postBuild"], check=True)
