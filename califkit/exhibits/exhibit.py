@@ -232,6 +232,7 @@ def open_exhibit(profile: str, settings: dict[str, Any], submit: bool) -> Exhibi
                 f"expected {wanted.__name__} (papermill's -p passes text; use -y or -f)"
             )
     params = load_params(profile, settings)
+    _show_tables_in_words()
     pd.set_option("display.float_format", "{:.4g}".format)
     pd.set_option("display.max_colwidth", 300, "display.max_rows", 80)
     plt.rcParams.update(THEME)
@@ -244,6 +245,33 @@ def open_exhibit(profile: str, settings: dict[str, Any], submit: bool) -> Exhibi
         print(f"overrides: {in_short(changed)}")
     file = read_params_file(params_path(profile)).get("settings", {})
     return Exhibit(params, submit, _changed(settings, file), changed)
+
+
+def _show_tables_in_words() -> None:
+    """Have the notebook show tables by `table_html`."""
+    from IPython import get_ipython
+
+    shell = get_ipython()
+    if shell is not None:
+        shell.display_formatter.formatters["text/html"].for_type(pd.DataFrame, table_html)
+
+
+def table_html(table: pd.DataFrame) -> str:
+    """A table for a page: texts to the left, numbers with four digits, a dash for what is missing.
+
+    Whatever stands in a cell is shown as text.
+    """
+    if not (table.columns.is_unique and table.index.is_unique):
+        return table.to_html(na_rep="-")
+    texts = [name for name in table if not pd.api.types.is_numeric_dtype(table[name])]
+    style = table.style.format(_shown, na_rep="-", escape="html")
+    style = style.format_index(escape="html").format_index(escape="html", axis=1)
+    style = style.set_properties(subset=texts, **{"text-align": "left"})
+    return style.set_table_styles([{"selector": "th", "props": "text-align: left"}]).to_html()
+
+
+def _shown(value: Any) -> Any:
+    return f"{value:.4g}" if isinstance(value, float) else value
 
 
 def _check_injected() -> None:

@@ -12,7 +12,7 @@ from IPython.display import Image, display
 from matplotlib.figure import Figure
 
 from califkit.exhibits.plots.training import training_curves, zone_shares
-from califkit.exhibits.training import smoothed, steps_a_pass, training_table
+from califkit.exhibits.training import WINDOW, smoothed, steps_a_pass, training_table
 from califkit.runs.folders import LOG, Run, open_run
 from califkit.runs.jsonl import finished_rows
 from califkit.runs.stages import TrainStage
@@ -31,7 +31,7 @@ class LiveTraining:
     running means.
     """
 
-    def __init__(self, profile: str, stages: Sequence[TrainStage], window: int = 5) -> None:
+    def __init__(self, profile: str, stages: Sequence[TrainStage], window: int = WINDOW) -> None:
         self.profile = profile
         self.stages = stages
         self.window = window

@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 import yaml
 
+from califkit import __version__
 from califkit.data.composer import compose
 from califkit.judges.stand_in import stand_in
 from califkit.models.miniature import write_miniature
@@ -89,8 +90,8 @@ def write_rehearsal(
         del sizes["engine"], sizes["training"]["use_vllm"]
     else:
         left_out.append("vLLM and GPUs: --gpus 2 asks for them")
-    settings = _sized(raw.get("settings") or {}, sizes, whole=True)
-    settings["data"] = _data(settings.get("data", {}), cache_dir() / "rehearsal" / "prompts.jsonl")
+    settings = merge(raw.get("settings") or {}, sizes)
+    settings["data"] = _data(settings.get("data", {}))
     settings = _with_miniatures(settings)
     tree: dict[str, Any] = {"profile": name, "submit": True, "settings": settings}
     for key, levels in study.items():
@@ -123,10 +124,8 @@ def study_stages(profile: str) -> tuple[Params, list[Stage]]:
     return arms[0].params, list(dict.fromkeys(stages))
 
 
-def _sized(settings: dict[str, Any], sizes: dict[str, Any], whole: bool = False) -> dict[str, Any]:
-    """Settings at the size of the rehearsal: all of it, or where they set it themselves."""
-    if whole:
-        return merge(settings, sizes)
+def _sized(settings: dict[str, Any], sizes: dict[str, Any]) -> dict[str, Any]:
+    """Settings at the size of the rehearsal where they set it themselves."""
     small = dict(settings)
     for key, value in settings.items():
         if key in sizes:
@@ -148,9 +147,14 @@ def _sized_levels(levels: dict[str, Any], sizes: dict[str, Any]) -> dict[str, An
     return small
 
 
-def _data(data: dict[str, Any], path: Path) -> dict[str, Any]:
+def _made() -> Path:
+    """Where models and prompts are kept, which another version makes anew."""
+    return cache_dir() / "rehearsal" / __version__
+
+
+def _data(data: dict[str, Any]) -> dict[str, Any]:
     """The training prompts: composed ones, read from a file in the hub's layout."""
-    build_once(path.parent, _write_prompts)
+    path = build_once(_made() / "prompts", _write_prompts) / "prompts.jsonl"
     kept = {key: data[key] for key in ("seed", "max_prompt_tokens", "tokenizer") if key in data}
     return {"source": str(path), "n_prompts": None} | kept
 
@@ -178,7 +182,7 @@ def _with_miniatures(tree: Any) -> Any:
 
 def _miniature(model: str) -> str:
     """The miniature of a model, made once."""
-    folder = cache_dir() / "rehearsal" / model.replace("/", "--")
+    folder = _made() / model.replace("/", "--")
 
     def write(partial: Path) -> None:
         write_miniature(configuration(model), partial, opens_reasoning="Think" in model)

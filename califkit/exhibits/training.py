@@ -15,6 +15,9 @@ from califkit.runs.folders import LOG, ROLLOUTS, Run, open_run
 from califkit.runs.jsonl import finished_rows, lines_from_end, whole_lines
 from califkit.runs.stages import TrainStage
 
+WINDOW = 5
+"""Steps in a running mean, in every picture of training and wherever arms are compared by one."""
+
 
 def training_table(runs: Iterable[Run]) -> pd.DataFrame:
     """The training logs, a row a step: ``method`` (`arm_names`), ``train_seed``, ``step``, the
@@ -69,7 +72,7 @@ def _rows_of_step(step: int, lines: Iterable[bytes]) -> list[dict[str, Any]]:
     return list(takewhile(lambda row: row["step"] == step, map(json.loads, lines)))
 
 
-def smoothed(training: pd.DataFrame, window: int) -> pd.DataFrame:
+def smoothed(training: pd.DataFrame, window: int = WINDOW) -> pd.DataFrame:
     """Running means of a `training_table` over ``window`` steps up to each step, run by run.
 
     The first steps average over what is there, so every step keeps its row.

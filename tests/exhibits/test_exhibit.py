@@ -1,5 +1,6 @@
 """What every notebook does around its claim: its parameters, its runs, what it saves."""
 
+import re
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -10,6 +11,7 @@ import yaml
 from IPython.core.interactiveshell import InteractiveShell
 
 from califkit import exhibits
+from califkit.exhibits import exhibit as exhibit_module
 from califkit.runs.dispatch import NotSubmittedError
 from califkit.runs.jobs import JobError
 from califkit.runs.settings import ParamsError
@@ -151,3 +153,16 @@ def test_a_picture_says_in_the_file_what_its_numbers_are_of(tmp_path, monkeypatc
     figure, axes = plt.subplots()
     exhibit.save("picture", pd.DataFrame({"a": [1]}), axes)
     assert figure.get_suptitle().replace("\n", " ") == exhibit.caption()
+
+
+def test_tables_in_a_notebook_are_texts_to_the_left_and_a_dash_for_what_is_missing():
+    table = pd.DataFrame(
+        {"arm": ["<b>one</b>", "two"], "value": [0.123456, float("nan")], "n": [10_000, 2]}
+    )
+    html = exhibit_module.table_html(table)
+    assert "<b>" not in html and "&lt;b&gt;one&lt;/b&gt;" in html, "shown as text"
+    assert ">0.1235<" in html and ">-<" in html and ">10000<" in html
+    left = re.findall(r"#T_\w+_row\d_col\d", html.partition("</style>")[0])
+    assert {name[-4:] for name in left} == {"col0"}, "texts alone"
+    twice = pd.concat([table, table])
+    assert "&lt;b&gt;" in exhibit_module.table_html(twice), "rows of one name"

@@ -12,6 +12,7 @@ from matplotlib.lines import Line2D
 from califkit.exhibits.methods import LOOKS, arm_label
 from califkit.exhibits.plots import shared
 from califkit.exhibits.study import BASE
+from califkit.exhibits.training import WINDOW
 
 _CURVES = {
     "r_ver": "r_ver (share of constraints followed)",
@@ -35,7 +36,7 @@ def colours(arms: Iterable[str]) -> dict[str, tuple[float, float, float] | str]:
     return {arm: LOOKS[arm].colour if arm in LOOKS else next(others) for arm in arms}
 
 
-def arm_curves(training: pd.DataFrame, window: int = 3) -> np.ndarray:
+def arm_curves(training: pd.DataFrame, window: int = WINDOW) -> np.ndarray:
     """Four quantities over the steps: an arm's mean over seeds, in a band from lowest to highest.
 
     ``training`` is `califkit.exhibits.study.training_logs`; every run is smoothed by a running mean
@@ -57,7 +58,7 @@ def arm_curves(training: pd.DataFrame, window: int = 3) -> np.ndarray:
     return axes
 
 
-def campaign_curves(steps: pd.DataFrame, window: int = 5) -> np.ndarray:
+def campaign_curves(steps: pd.DataFrame, window: int = WINDOW) -> np.ndarray:
     """r_ver and l over the steps so far, a line an arm, two Axes a configuration.
 
     ``steps``: ``configuration``, ``arm``, ``step``, ``r_ver``, ``loglik``. Lines are running means
