@@ -32,6 +32,7 @@ from califkit.runs.arms import Arm, load_arms
 from califkit.runs.folders import Run
 from califkit.runs.jsonl import write_json
 from califkit.runs.params import (
+    FILE_KEYS,
     Params,
     Settings,
     load_params,
@@ -287,7 +288,8 @@ def _check_injected() -> None:
     if not injected:
         return
     known = {name for cell in cells[: injected[0]] for name in _assigned(cell)}
-    if unknown := [name for i in injected for name in _assigned(cells[i]) if name not in known]:
+    given = [name for i in injected for name in _assigned(cells[i])]
+    if unknown := [name for name in given if name not in known | FILE_KEYS]:
         raise ParamsError(
             f"notebook parameter {', '.join(unknown)}: there is none of this name; there are: "
             f"{', '.join(sorted(known))}"
@@ -319,11 +321,11 @@ def _changed(given: dict[str, Any], file: dict[str, Any]) -> dict[str, Any]:
 
 
 def _deviations(file: Settings, own: Settings) -> dict[str, Any]:
-    """The settings that differ. How the work is carried out changes no result and is left out."""
-    flat = [
-        pd.json_normalize(settings.model_dump(mode="json", exclude={"execution"})).iloc[0]
-        for settings in (file, own)
-    ]
+    """The settings that differ. How the work is carried out changes no result and is left out, but
+    for the trainer."""
+    dumps = [settings.model_dump(mode="json") for settings in (file, own)]
+    dumps = [dump | {"execution": {"trainer": dump["execution"]["trainer"]}} for dump in dumps]
+    flat = [pd.json_normalize(dump).iloc[0] for dump in dumps]
     keys = sorted({*flat[0].index, *flat[1].index})
     return {
         key: flat[1].get(key) for key in keys if repr(flat[0].get(key)) != repr(flat[1].get(key))

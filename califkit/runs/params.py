@@ -345,6 +345,8 @@ def read_study(path: Path) -> dict[str, dict[str, Any]]:
 
 
 _STUDY = ("configurations", "groups")
+FILE_KEYS = {"base", *_STUDY}
+"""Keys of a params file that are no parameters of a notebook; papermill -f passes them too."""
 
 
 def _with_base(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:

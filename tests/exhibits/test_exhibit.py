@@ -68,6 +68,8 @@ def test_a_mistyped_papermill_parameter_is_refused_by_the_notebook_itself(monkey
         exhibits.open("ci", {}, False)
     notebook(monkeypatch, DEFAULTS, "# Parameters\nprofile = 'ci'\nsubmit = True\n")
     assert exhibits.open("ci", {}, True).submit
+    notebook(monkeypatch, DEFAULTS, "# Parameters\nprofile = 'ci'\ngroups = {}\n")  # a whole file
+    exhibits.open("ci", {}, False)
     notebook(monkeypatch, DEFAULTS, "profile = 'ci'; other = 5")  # by hand: cells run in any order
     exhibits.open("ci", {}, False)
 

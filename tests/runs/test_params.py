@@ -386,6 +386,7 @@ CHANGES = {
     "execution.processes": (2, set()),
     "execution.keep_checkpoints": (3, set()),
     "execution.tokens_per_pass": (1, set()),
+    "execution.trainer": ("verl", TRAINED),
     "execution.deepspeed": ("zero3.json", set()),
     "execution.report_to": (["trackio"], set()),
     "execution.slurm": ({"slurm_partition": "gpu"}, set()),
