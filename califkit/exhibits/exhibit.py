@@ -267,6 +267,8 @@ def table_html(table: pd.DataFrame) -> str:
     texts = [name for name in table if not pd.api.types.is_numeric_dtype(table[name])]
     style = table.style.format(_shown, na_rep="-", escape="html")
     style = style.format_index(escape="html").format_index(escape="html", axis=1)
+    if isinstance(table.index, pd.RangeIndex):
+        style = style.hide(axis="index")  # numbers of rows say nothing
     style = style.set_properties(subset=texts, **{"text-align": "left"})
     return style.set_table_styles([{"selector": "th", "props": "text-align: left"}]).to_html()
 
