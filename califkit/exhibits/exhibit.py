@@ -15,6 +15,7 @@ import re
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -258,19 +259,28 @@ def _show_tables_in_words() -> None:
 
 
 def table_html(table: pd.DataFrame) -> str:
-    """A table for a page: texts to the left, numbers with four digits, a dash for what is missing.
+    """A table for a page: texts to the left, numbers with four digits, a dash for what is missing;
+    columns without any value are named below it instead.
 
     Whatever stands in a cell is shown as text.
     """
     if not (table.columns.is_unique and table.index.is_unique):
         return table.to_html(na_rep="-")
+    empty = [name for name in table if table[name].map(_is_missing).all()] if len(table) else []
+    table = table.drop(columns=empty)
     texts = [name for name in table if not pd.api.types.is_numeric_dtype(table[name])]
     style = table.style.format(_shown, na_rep="-", escape="html")
     style = style.format_index(escape="html").format_index(escape="html", axis=1)
     if isinstance(table.index, pd.RangeIndex):
         style = style.hide(axis="index")  # numbers of rows say nothing
     style = style.set_properties(subset=texts, **{"text-align": "left"})
-    return style.set_table_styles([{"selector": "th", "props": "text-align: left"}]).to_html()
+    html = style.set_table_styles([{"selector": "th", "props": "text-align: left"}]).to_html()
+    names = ", ".join(map(str, empty))
+    return f"{html}<p><small>without a value: {escape(names)}</small></p>" if empty else html
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or (np.ndim(value) == 0 and (pd.isna(value) or value == ""))
 
 
 def _shown(value: Any) -> Any:

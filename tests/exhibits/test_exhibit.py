@@ -166,5 +166,8 @@ def test_tables_in_a_notebook_are_texts_to_the_left_and_a_dash_for_what_is_missi
     assert ">0.1235<" in html and ">-<" in html and ">10000<" in html
     left = re.findall(r"#T_\w+_row\d_col\d", html.partition("</style>")[0])
     assert {name[-4:] for name in left} == {"col0"}, "texts alone"
+    table = table.assign(judge="", gap=float("nan"))
+    html = exhibit_module.table_html(table)
+    assert "without a value: judge, gap<" in html and html.count("<th ") == 3
     twice = pd.concat([table, table])
     assert "&lt;b&gt;" in exhibit_module.table_html(twice), "rows of one name"
