@@ -92,7 +92,8 @@ def transitions_over_configurations(tables: Mapping[str, pd.DataFrame]) -> pd.Da
     """Several `transition_table`, by configuration, as the paper's Table 2 averages them.
 
     The mean over configurations of each one's means, with the sample deviation over them in
-    ``quality_std``; numbers of pairs are summed. A configuration in which nobody made a transition,
+    ``quality_std``; the ends of the intervals are mean and deviation, too. Numbers of pairs are
+    summed. A configuration in which nobody made a transition,
     or whose changes are not scored, is left out there, and the note counts it (A20). Of one
     configuration the table itself, whose deviation is NaN.
     """
@@ -108,11 +109,17 @@ def transitions_over_configurations(tables: Mapping[str, pd.DataFrame]) -> pd.Da
         row: dict[str, Any] = {"method": method, "transition": transition}
         row |= group[["pairs", "scored", "with_loglik"]].sum().to_dict()
         row |= {"quality_change": mean, "quality_std": std, "configurations": len(known)}
+        row |= {"quality_low": mean - std, "quality_high": mean + std}
         row |= group[["loglik_change", "tokens_change"]].mean().to_dict()
+        spread = group["loglik_change"].std()
+        row |= {f"loglik_{end}": row["loglik_change"] + sign * spread for end, sign in _SIGNS}
         row["judge"] = ", ".join(dict.fromkeys(filter(None, group["judge"])))
         left_out = f"{len(group) - len(known)} of {len(group)} configurations have no number"
         rows.append(row | {"note": left_out if len(known) < len(group) else ""})
     return pd.DataFrame(rows)
+
+
+_SIGNS = (("low", -1), ("high", 1))
 
 
 def transitions_beside_paper(table: pd.DataFrame) -> pd.DataFrame:

@@ -8,6 +8,7 @@ import pytest
 
 from califkit.evaluation.quality import PAIRS
 from califkit.exhibits import pairs, paper
+from califkit.exhibits.plots.results import transition_changes
 from califkit.exhibits.summary import NO_JUDGE
 from califkit.runs.folders import Run
 from califkit.runs.params import load_params
@@ -139,6 +140,13 @@ def test_transitions_are_averaged_over_configurations_as_in_the_paper():
     assert table["quality_change"].iloc[:2].tolist() == [1.5, -5.5]
     assert table["quality_std"].iloc[0] == pytest.approx(0.5**0.5)
     assert table["pairs"].tolist() == [6, 4, 0, 2]
+    ends = table[["quality_low", "quality_high"]].iloc[0].tolist()
+    assert ends == pytest.approx([1.5 - 0.5**0.5, 1.5 + 0.5**0.5])
+    axes = transition_changes(
+        table.reset_index(), pairs.transitions_beside_paper(table.reset_index())
+    )
+    legend = [text.get_text() for text in axes[0].figure.legends[0].get_texts()]
+    assert "filled: this run, ± std over configurations" in legend
     empty = table.loc["pass_to_fail"]
     assert (empty["configurations"], empty["note"]) == (0, "2 of 2 configurations have no number")
     beside = pairs.transitions_beside_paper(table.reset_index())

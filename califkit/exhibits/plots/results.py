@@ -275,14 +275,13 @@ def transition_changes(table: pd.DataFrame, beside: pd.DataFrame) -> np.ndarray:
     quality.set_ylim(-0.5, len(names) - 0.5)
     judges = ", ".join(sorted({judge for judge in table["judge"] if judge}))
     quality.set(xlabel="change of response quality")
-    quality.set_title(
-        f"response quality\n(this run: {judges or 'not measured'}; 95 % over prompts)"
-    )
+    quality.set_title(f"response quality\n(this run: {judges or 'not measured'})")
     loglik.set(xlabel="change of log-likelihood (nats per token)")
     loglik.set_title("reference log-likelihood\n(not response quality)")
-    filled = shared.point_handle(
-        "D", shared.GREY, shared.GREY, "filled: this run, 95 % over prompts"
-    )
+    several = "configurations" in table and table["configurations"].max() > 1
+    spread = "± std over configurations" if several else "95 % over prompts"
+    words = f"filled: this run, {spread}"
+    filled = shared.point_handle("D", shared.GREY, shared.GREY, words)
     handles = [*shared.point_handles(methods), filled, shared.hollow(points=True)]
     shared.legend(quality, handles)
     return axes
