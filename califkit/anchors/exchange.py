@@ -54,11 +54,10 @@ _ROUNDING = 0.004
 
 @dataclass(frozen=True)
 class Stored:
-    """One answer of a cache: all its token ids, its l (a mean over ``n_scored`` tokens)."""
+    """One answer of a cache: all its token ids, and its l."""
 
     token_ids: list[int]
     loglik: float
-    n_scored: int
 
 
 Item = dict[str, Stored | None]
@@ -112,7 +111,7 @@ def _stored(where: str, prefix: str, values: Sequence[Any]) -> Stored | None:
             "perplexity = exp(sum / number) is right"
         )
     ((total, count),) = read
-    return Stored(lists[0], -total / count, count)
+    return Stored(lists[0], -total / count)
 
 
 def import_cache(

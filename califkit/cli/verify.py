@@ -142,6 +142,8 @@ def _accuracies(summary: Summary) -> Iterator[dict[str, Any]]:
             "all": f"{accuracy.value:.6f}",
             "95% interval": f"[{accuracy.low:.4f}, {accuracy.high:.4f}]",
         }
+        if summary.n_answered < summary.n_responses:
+            row[f"answered ({summary.n_answered})"] = accuracy.answered
         if summary.says_cut:
             row[f"finished ({summary.n_finished})"] = accuracy.finished
         yield row

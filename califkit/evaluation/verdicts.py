@@ -173,11 +173,13 @@ class Count:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """A share with its confidence interval, and the share among the finished answers."""
+    """A share with its confidence interval, and the shares among the responses that are there and
+    among the finished ones; NaN where there are none."""
 
     value: float
     low: float
     high: float
+    answered: float
     finished: float
 
 
@@ -195,16 +197,17 @@ class Summary:
     """Totals over responses, in memory that grows by a few numbers a prompt.
 
     ``n_cut`` responses were cut at the token limit; ``n_finished`` ended by themselves or do not
-    say how. A missing response is neither.
+    say how. A missing response is neither, and follows nothing; ``n_answered`` are the others.
     """
 
     by_id: dict[str, Count] = field(default_factory=dict)
     errors: Counter[str] = field(default_factory=Counter)  # by first line of the message
     n_cut: int = 0
     n_finished: int = 0
+    n_answered: int = 0
     says_cut: bool = False  # whether some row says how its response ended
-    # By prompt, for all its responses and for the finished ones: their hits and totals of each of
-    # ACCURACIES.
+    # By prompt, for all its responses, for those that are there and for the finished ones: their
+    # hits and totals of each of ACCURACIES.
     _prompts: dict[str, np.ndarray] = field(default_factory=dict)
 
     def add(self, row: Row, verdicts: Verdicts) -> None:
@@ -216,14 +219,17 @@ class Summary:
         self.errors.update(error.split("\n", 1)[0][:200] for error in verdicts.errors)
         n, strict, loose = len(row.constraints), sum(verdicts.strict), sum(verdicts.loose)
         hits_and_totals = [[strict == n, strict, loose == n, loose], [1, n, 1, n]]
-        of_prompt = self._prompts.setdefault(row.prompt.strip(), np.zeros((2, 2, 4), dtype=int))
+        of_prompt = self._prompts.setdefault(row.prompt.strip(), np.zeros((3, 2, 4), dtype=int))
         of_prompt[0] += hits_and_totals
         self.says_cut |= row.was_cut is not None
+        if row.response is not None:
+            self.n_answered += 1
+            of_prompt[1] += hits_and_totals
         if row.was_cut:
             self.n_cut += 1
         elif row.response is not None:
             self.n_finished += 1
-            of_prompt[1] += hits_and_totals
+            of_prompt[2] += hits_and_totals
 
     @property
     def n_prompts(self) -> int:
@@ -257,11 +263,11 @@ class Summary:
         found = {}
         for i, name in enumerate(ACCURACIES):
             hits, totals = by_prompt[:, 0, :, i].T
-            n_hits, n = by_prompt[:, 1, :, i].sum(axis=0)
+            parts = by_prompt[:, 1:, :, i].sum(axis=0)
             found[name] = Accuracy(
                 float(hits.sum() / totals.sum()),
                 *bootstrap_interval(hits, totals, np.random.default_rng(seed), level=level),
-                float(n_hits / n) if n else float("nan"),
+                *(float(part / n) if n else float("nan") for part, n in parts),
             )
         return found
 

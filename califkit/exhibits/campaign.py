@@ -114,7 +114,8 @@ class LiveCampaign:
 
     def __init__(self, arms: Sequence[Arm]) -> None:
         self.arms = arms
-        self._displays: list[Any] = []
+        self._table: list[Any] = []
+        self._curves: list[Any] = []
         self._shown: pd.DataFrame | None = None
 
     def __call__(self) -> None:
@@ -122,6 +123,7 @@ class LiveCampaign:
         if self._shown is not None and table.equals(self._shown):
             return
         self._shown = table
+        show_in_place(self._table, [table])
         steps = training_steps(self.arms)
         if len(steps):
-            show_in_place(self._displays, [table, image(campaign_curves(steps)[0].figure)])
+            show_in_place(self._curves, [image(campaign_curves(steps)[0].figure)])

@@ -126,15 +126,15 @@ class Exhibit:
         name: str,
         table: pd.DataFrame,
         picture: Axes | np.ndarray | None = None,
-        arms: Sequence[Arm] = (),
+        of: Iterable[Settings] | None = None,
     ) -> None:
         """Write a table, or a picture with the table that it draws, and print where.
 
         ``figures/<profile>/<name>`` gets the endings ``.csv`` and ``.md``, or ``.png``, ``.pdf``
         and ``.csv``. Overrides of the profile have a folder of their own in there, named by them,
-        so that nothing is overwritten. A picture gets a `caption`, of the ``arms`` that it shows
-        where they are not the profile's own runs. The same table gives the same bytes: no date goes
-        into the files.
+        so that nothing is overwritten. A picture gets a `caption`; ``of`` are the settings that its
+        numbers are of where they are not the profile's own, none for a picture of no runs. The same
+        table gives the same bytes: no date goes into the files.
         """
         folder = self._folder()
         if picture is None:
@@ -142,28 +142,29 @@ class Exhibit:
         else:
             paths = [folder / f"{name}.{ending}" for ending in ("png", "pdf", "csv")]
             figure = np.ravel(picture)[0].figure
-            _write_above(figure, self.caption(arms))
+            _write_above(figure, self.caption(of))
             figure.savefig(paths[0], dpi=200, metadata={"Software": None})
             figure.savefig(paths[1], metadata={"CreationDate": None})
             table.to_csv(paths[2], index=False)
         _tell(paths)
 
-    def caption(self, arms: Sequence[Arm] = ()) -> str:
-        """What the numbers of a picture are of, for the file itself: model, sizes, seeds, and the
-        settings that deviate from the profile's. Training seeds of arms differ."""
-        settings = arms[0].params.settings if arms else self.settings
-        seeds = ", ".join(map(str, settings.train_seeds))
-        training, evaluation = settings.training, settings.evaluation
-        made = evaluation.composed.n_prompts if evaluation.composed else None
-        prompts = evaluation.n_prompts or made or "all"
-        rollouts = training.prompts_per_step * training.rollouts_per_prompt
-        parts = [
-            f"profile {self.profile}: {settings.model}",
-            f"trained {training.steps} steps of {rollouts} rollouts",
-            f"{len(arms)} arms" if arms else f"seeds {seeds}",
-            f"n = {prompts} test prompts ({evaluation.benchmark.rpartition('/')[2]})",
-            f"evaluation seeds {', '.join(map(str, settings.eval_seeds))}",
-        ]
+    def caption(self, of: Iterable[Settings] | None = None) -> str:
+        """What the numbers of a picture are of, for the file itself: models, sizes, seeds, and the
+        settings that deviate from the profile's. Settings that differ are all named."""
+        shown = [self.settings] if of is None else list(of)
+
+        def named(value: Callable[[Settings], Any]) -> str:
+            return " or ".join(dict.fromkeys(str(value(settings)) for settings in shown))
+
+        parts = [f"profile {self.profile}"]
+        if shown:
+            parts += [
+                named(lambda s: s.model),
+                f"trained {named(lambda s: s.training.steps)} steps of {named(_rollouts)} rollouts",
+                f"seeds {named(lambda s: ', '.join(map(str, s.train_seeds)))}",
+                f"n = {named(_test_prompts)}",
+                f"evaluation seeds {named(lambda s: ', '.join(map(str, s.eval_seeds)))}",
+            ]
         if self.deviations:
             parts.append(f"deviating from the profile: {in_short(self.deviations)}")
         return "; ".join(parts)
@@ -191,6 +192,17 @@ class Exhibit:
         folder = project_root() / "figures" / self.profile / in_short(self.deviations)
         folder.mkdir(parents=True, exist_ok=True)
         return folder
+
+
+def _rollouts(settings: Settings) -> int:
+    return settings.training.prompts_per_step * settings.training.rollouts_per_prompt
+
+
+def _test_prompts(settings: Settings) -> str:
+    evaluation = settings.evaluation
+    made = evaluation.composed.n_prompts if evaluation.composed else None
+    source = evaluation.benchmark.rpartition("/")[2]
+    return f"{evaluation.n_prompts or made or 'all'} test prompts ({source})"
 
 
 def _write_above(figure: Figure, text: str) -> None:
@@ -274,7 +286,8 @@ def table_html(table: pd.DataFrame) -> str:
     if isinstance(table.index, pd.RangeIndex):
         style = style.hide(axis="index")  # numbers of rows say nothing
     style = style.set_properties(subset=texts, **{"text-align": "left"})
-    html = style.set_table_styles([{"selector": "th", "props": "text-align: left"}]).to_html()
+    html = style.set_table_styles([{"selector": "th", "props": "text-align: left"}])
+    html = html.to_html(max_rows=pd.get_option("display.max_rows"))
     names = ", ".join(map(str, empty))
     return f"{html}<p><small>without a value: {escape(names)}</small></p>" if empty else html
 

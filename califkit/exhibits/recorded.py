@@ -5,11 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import math
-import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from califkit.runs.folders import git
 from califkit.runs.paths import project_root
 
 _TOLERANCE = 1e-6  # of a number's size: the same computation, another order of its sums
@@ -40,10 +40,10 @@ def compare_with_recorded(profile: str, notebooks: Iterable[str]) -> Comparison:
     root = project_root()
     equal, total, different = 0, 0, []
     prefixes = {notebook.partition("_")[0] for notebook in notebooks}  # fig5 of fig5_main_results
-    for name in _git("ls-files", f"figures/{profile}/*.csv").split("\n"):
+    for name in (git(root, "ls-files", f"figures/{profile}/*.csv") or "").splitlines():
         if Path(name).name.partition("_")[0] not in prefixes:
             continue
-        recorded = _numbers(_git("show", f"HEAD:{name}"))
+        recorded = _numbers(git(root, "show", f"HEAD:{name}") or "")
         path = root / name
         found = _numbers(path.read_text(encoding="utf-8")) if path.is_file() else []
         same = 0
@@ -53,16 +53,6 @@ def compare_with_recorded(profile: str, notebooks: Iterable[str]) -> Comparison:
         if same < len(recorded):
             different.append(Path(name).stem)
     return Comparison(equal, total, tuple(different))
-
-
-def _git(*arguments: str) -> str:
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(project_root()), *arguments], capture_output=True, text=True
-        )
-    except FileNotFoundError:
-        return ""
-    return done.stdout if done.returncode == 0 else ""
 
 
 def _numbers(text: str) -> list[float]:

@@ -2,8 +2,9 @@
 
 Every model is replaced by a miniature of its own architecture and template family, the prompts by
 composed ones in the hub's layout, judges by a stand-in; numbers are a few steps, prompts and
-tokens. All else is the profile's own: its arms, rewards and precision, ZeRO-3, ranks and shards,
-jobs that wait for others, every stage, every notebook. What fails here would have failed there.
+tokens. All else is the profile's own: its arms and rewards, ranks and shards, jobs that wait for
+others, every stage, every notebook; vLLM and ZeRO-3 where it is given GPUs. What fails here would
+have failed there.
 
 A rehearsal is a profile like any other, ``rehearse-<profile>``, written to ``params/``: its runs
 are resumed, listed and cancelled like any other's.
@@ -118,7 +119,7 @@ def rehearsal(
 
 
 def study_stages(profile: str) -> tuple[Params, list[Stage]]:
-    """The settings that all arms of a study share the place of, and all that they consist of."""
+    """The first arm's params, for where and how a study is computed, and all stages of its arms."""
     arms = load_arms(profile)
     stages = [stage for arm in arms for stage in (*arm.stages, *arm.judged_stages)]
     return arms[0].params, list(dict.fromkeys(stages))
@@ -169,15 +170,14 @@ def _with_miniatures(tree: Any) -> Any:
         return [_with_miniatures(part) for part in tree]
     if not isinstance(tree, dict):
         return tree
-    named = ("model", "tokenizer", "before", "after", "reference")
-    return {
-        key: _miniature(value)
-        if key in named and isinstance(value, str)
-        else value
-        if key == "execution"  # a judge's model is a name for its server
-        else _with_miniatures(value)
-        for key, value in tree.items()
-    }
+    replaced = {}
+    for key, value in tree.items():
+        if key in ("model", "tokenizer", "before", "after", "reference") and isinstance(value, str):
+            value = _miniature(value)
+        elif key != "execution":  # there a model is the name that a judge's server knows
+            value = _with_miniatures(value)
+        replaced[key] = value
+    return replaced
 
 
 def _miniature(model: str) -> str:

@@ -165,14 +165,18 @@ def host_class() -> str:
 
 def git_commit() -> str | None:
     """Commit of the checkout, with ``+changes`` when files differ; None outside a checkout."""
-    command = ["git", "-C", str(Path(__file__).resolve().parent)]
+    here = Path(__file__).resolve().parent
+    head = git(here, "rev-parse", "--short=12", "HEAD")
+    if head is None:
+        return None
+    status = git(here, "status", "--porcelain", "--untracked-files=no")
+    return head.strip() + ("+changes" if (status or "").strip() else "")
+
+
+def git(folder: Path, *arguments: str) -> str | None:
+    """What git prints in a folder; None where it fails or is not there."""
     try:
-        head, status = [
-            subprocess.run([*command, *asked.split()], capture_output=True, text=True)
-            for asked in ("rev-parse --short=12 HEAD", "status --porcelain --untracked-files=no")
-        ]
+        done = subprocess.run(["git", "-C", folder, *arguments], capture_output=True, text=True)
     except FileNotFoundError:
         return None
-    if head.returncode:
-        return None
-    return head.stdout.strip() + ("+changes" if status.stdout.strip() else "")
+    return done.stdout if done.returncode == 0 else None

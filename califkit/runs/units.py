@@ -14,7 +14,7 @@ from tqdm import tqdm
 from califkit.runs.jsonl import RowLog
 from califkit.runs.text import QUIET, say, short_time
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 def unit_seed(*parts: int) -> int:
@@ -42,8 +42,8 @@ def run_units(
 
 
 def progress(
-    items: Iterable[T], label: str, total: int | None, done: int = 0, to: TextIO | None = None
-) -> Iterator[T]:
+    items: Iterable[_T], label: str, total: int | None, done: int = 0, to: TextIO | None = None
+) -> Iterator[_T]:
     """The items, with progress on a terminal as a bar, elsewhere as a line every ten seconds: how
     many are done, of how many, and the time that is left at this pace.
 

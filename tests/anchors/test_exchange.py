@@ -110,7 +110,7 @@ def test_what_fields_are_called_does_not_matter(settings, measured, tmp_path):
     rows = {(r["key"], r["side"]): r for r in read_draws(measured.folder)}
     for (key, side), row in rows.items():
         assert read[key][side].loglik == pytest.approx(row["loglik"])
-        assert read[key][side].n_scored == len(row["token_ids"])
+        assert read[key][side].token_ids == row["token_ids"]
 
 
 def test_a_cache_of_another_model_is_refused_and_nothing_is_left(settings, measured, tmp_path):

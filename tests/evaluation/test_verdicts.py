@@ -175,6 +175,9 @@ def test_cut_answers_are_counted_and_the_finished_ones_have_an_accuracy_of_their
     )
     assert found["prompt_level_strict_acc"].finished == 1 / 2
     assert found["inst_level_loose_acc"].finished == 1
+    # Of the three that are there.
+    assert found["prompt_level_strict_acc"].answered == 1 / 3
+    assert found["inst_level_loose_acc"].answered == 2 / 3
 
 
 def test_repeats_of_a_prompt_are_one_unit_of_the_interval():

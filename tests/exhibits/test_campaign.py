@@ -100,6 +100,12 @@ def test_the_table_and_the_curves_are_shown_in_place(arms, monkeypatch):
     log(arms[1], 3)
     live()
     assert len(shown) == 4 and shown[2]["step"].tolist() == ["3 of 3", "3 of 3"]
+    (open_run("tiny", arms[0].params.settings.train_stages()[0]).folder / LOG).unlink()
+    (open_run("tiny", arms[1].params.settings.train_stages()[0]).folder / LOG).unlink()
+    LiveCampaign(arms)()
+    assert len(shown) == 5 and "state" in shown[4], "the table alone, before the first step"
+    log(arms[0], 3)
+    log(arms[1], 3)
     steps = training_steps(arms)
     assert steps["arm"].tolist() == ["if_rlvr"] * 3 + ["calif"] * 3
     assert len(campaign_curves(steps)[0].lines) == 2

@@ -146,12 +146,17 @@ def test_a_picture_says_in_the_file_what_its_numbers_are_of(tmp_path, monkeypatc
     monkeypatch.setenv("CALIFKIT_ROOT", str(tmp_path))
     exhibit = exhibits.open("laptop", {"alpha": 0.5}, False)
     assert exhibit.caption() == (
-        "profile laptop: smollm2-135m-instruct; trained 36 steps of 24 rollouts; seeds 0, 1, 2; "
+        "profile laptop; smollm2-135m-instruct; trained 36 steps of 24 rollouts; seeds 0, 1, 2; "
         "n = 64 test prompts (ifbench); evaluation seeds 0, 1; "
         "deviating from the profile: alpha=0.5"
     )
-    arms = exhibit.arms("beta")
-    assert "4 arms; n = 64 test prompts (composer)" in exhibit.caption(arms), "what arms answer"
+    arms = [arm.params.settings for arm in exhibit.arms("beta")]
+    assert "n = 64 test prompts (composer)" in exhibit.caption(arms), "what arms answer"
+    assert exhibit.caption(()) == "profile laptop; deviating from the profile: alpha=0.5"
+    several = exhibits.open("paper", {}, False)
+    drawn = several.caption(several.configurations().values())
+    assert "Qwen/Qwen3-1.7B or Qwen/Qwen3-4B or allenai/Llama-3.1-Tulu-3-8B-DPO" in drawn
+    assert "trained 364 or 273 steps of 8192 rollouts" in drawn
     figure, axes = plt.subplots()
     exhibit.save("picture", pd.DataFrame({"a": [1]}), axes)
     assert figure.get_suptitle().replace("\n", " ") == exhibit.caption()

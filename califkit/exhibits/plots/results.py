@@ -209,11 +209,13 @@ def id_shares(table: pd.DataFrame) -> Axes:
     return ax
 
 
-def constraint_types(table: pd.DataFrame) -> np.ndarray:
+def constraint_types(
+    table: pd.DataFrame, ends: str = "95 % interval over prompts (Wilson, others bootstrap)"
+) -> np.ndarray:
     """Fig. 7: Constraint Satisfaction, response quality and length by constraint type.
 
     ``table``: a `califkit.exhibits.types.type_table`; groups are its types, bars its methods, error
-    bars its intervals. A panel or a group without a value says why.
+    bars its intervals, which ``ends`` names. A panel or a group without a value says why.
     """
     labels = {
         "prompt_level_loose_acc": shared.SATISFACTION,
@@ -238,8 +240,7 @@ def constraint_types(table: pd.DataFrame) -> np.ndarray:
                 shared.note(ax, x, 0, " no prompt", rotation=90, ha="center", va="bottom")
         ax.set_xticks(range(len(counts)), [f"{name}\nn = {n}" for name, n in counts.items()])
         ax.set(xlim=(-0.6, len(counts) - 0.4), ylim=(0, None), title=title + judge)
-    words = "95 % interval over prompts (Wilson, others bootstrap)"
-    interval = Line2D([], [], color=shared.INTERVAL, label=words)
+    interval = Line2D([], [], color=shared.INTERVAL, label=ends)
     shared.legend(axes[0], [*shared.bar_handles(methods), interval])
     return axes
 
