@@ -115,9 +115,20 @@ class Cluster:
         return run.stdout.strip()
 
     def start_now(self, job_id: str) -> None:
-        """A job that was put back waits two minutes otherwise."""
-        self.wait(lambda: "PENDING" in self.ask("squeue", "-h", "-j", job_id, "-o", "%T"))
-        self.ask("scontrol", "update", f"jobid={job_id}", "StartTime=now")
+        """A job that was put back waits two minutes otherwise.
+
+        Slurm does not take the new time while it is still clearing up, so it is told until it does.
+        """
+
+        def is_pending() -> bool:
+            return "PENDING" in self.ask("squeue", "-h", "-j", job_id, "-o", "%T")
+
+        def has_started() -> bool:
+            self.ask("scontrol", "update", f"jobid={job_id}", "StartTime=now")
+            return not is_pending()
+
+        self.wait(is_pending)
+        self.wait(has_started, 120)
 
     def wait(self, condition, seconds: float = 60) -> None:
         deadline = time.monotonic() + seconds
